@@ -1,0 +1,1 @@
+int outfeed_ring_abi(void);

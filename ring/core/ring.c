@@ -1,0 +1,3 @@
+#include "api.h"
+
+int outfeed_ring_abi(void) { return 1; }

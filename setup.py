@@ -1,0 +1,66 @@
+"""Builds the C cores: one cffi API-mode module per room that has a `core/` folder.
+
+Everything else about the package is in pyproject.toml. cffi reads the functions below through
+`cffi_modules`; each room's `core/api.h` is both its C header and the declarations Python sees.
+"""
+
+import os
+from pathlib import Path
+
+from cffi import FFI
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+FLAGS = ["-std=c11", "-O2", "-g", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# Our scripts and CI turn warnings into errors; a user's newer compiler must not break an install.
+if os.environ.get("OUTFEED_WERROR"):
+    FLAGS.append("-Werror")
+
+
+def core(room: str, module: str) -> FFI:
+    """Describe `outfeed.<room>.<module>`, built from every C file in `<room>/core/`."""
+    folder = Path(room) / "core"
+    ffi = FFI()
+    ffi.cdef((ROOT / folder / "api.h").read_text(encoding="utf-8"))
+    ffi.set_source(
+        f"outfeed.{room}.{module}",
+        '#include <stddef.h>\n#include <stdint.h>\n#include "api.h"\n',
+        sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("*.c")),
+        include_dirs=[str(folder)],
+        depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("*.h")),
+        extra_compile_args=FLAGS,
+        libraries=["pthread"],
+        py_limited_api=True,
+    )
+    return ffi
+
+
+def ring() -> FFI:
+    """The lanes: `outfeed.ring._core`."""
+    return core("ring", "_core")
+
+
+def shards() -> FFI:
+    """The detokenizing kernel: `outfeed.shards._kernel`."""
+    return core("shards", "_kernel")
+
+
+def sidecar() -> FFI:
+    """The scheduler's row table: `outfeed.sidecar._rows`."""
+    return core("sidecar", "_rows")
+
+
+class BuildPy(build_py):
+    """The root is the package, and this file lies in it: keep it out of the wheel."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """Return (package, module, file) for all but this file."""
+        found: list[tuple[str, str, str]] = super().find_package_modules(package, package_dir)
+        return [entry for entry in found if (entry[0], entry[1]) != ("outfeed", "setup")]
+
+
+if __name__ == "__main__":
+    setup(
+        cmdclass={"build_py": BuildPy}, cffi_modules=["setup.py:ring", "setup.py:shards", "setup.py:sidecar"]
+    )

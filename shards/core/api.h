@@ -1,0 +1,1 @@
+int outfeed_shards_abi(void);

@@ -1,0 +1,1 @@
+int outfeed_sidecar_abi(void);

@@ -1,0 +1,3 @@
+#include "api.h"
+
+int outfeed_sidecar_abi(void) { return 1; }
