@@ -1,0 +1,246 @@
+"""Every frame that is not a BATCH: tags, bodies, and one `encode`/`decode` for all of them.
+
+A body is one msgpack array, a field per place. A reader ignores places it does not know, so a field may be
+added at the end with a default. Bodies come out of shared memory: `decode` checks types and ranges and
+raises BadFrame, which says what was wrong and, when it can still be told, whose frame it was.
+
+BATCH frames are columns, see `batch`.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+# What a lane's `write` takes as a part: anything contiguous.
+Buffer = bytes | bytearray | memoryview | NDArray[Any]
+
+MAX_ROUTE = (1 << 64) - 1
+
+
+class Tag(IntEnum):
+    """What a frame is; the ring carries it beside the body."""
+
+    RESULT = 1
+    """scheduler → shard → reader: a control request's one answer."""
+    BATCH = 2
+    """scheduler → shard → reader: one decode step."""
+    ERROR = 3
+    """scheduler or shard → reader: a request's terminal failure."""
+    GENERATE = 16
+    """gateway → scheduler: run this."""
+    CONTROL = 17
+    """gateway → scheduler: answer this with one RESULT or ERROR."""
+    ABORT = 18
+    """gateway → scheduler: stop this."""
+    REGISTER = 32
+    """gateway → its shard: a request is coming, decode it so."""
+    RESTORE = 33
+    """gateway → a new shard: a request is running, go on from here."""
+    FORGET = 34
+    """gateway → its shard: this request is over."""
+
+
+class BadFrame(ValueError):
+    """A frame's body is not what its tag says. `routes` are those it still names, perhaps none."""
+
+    def __init__(self, message: str, routes: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.routes = routes
+
+
+class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """RESULT: the answer to a control request; `body` reaches its handler unchanged."""
+
+    route: int
+    body: bytes
+
+
+class ErrorFrame(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """ERROR: the request failed and this is its end.
+
+    `status` is the HTTP status a client sees (400-599), `type` a short identifier, `message` for people.
+    `running` says that the scheduler may still be working on it: whoever reads the frame must send an
+    ABORT. A shard that fails a request (a decode failure, a gap, a bad step frame) sets it; a scheduler
+    that failed the request itself does not.
+    """
+
+    route: int
+    status: int
+    type: str
+    message: str
+    running: bool = False
+
+
+class LogprobOptions(msgspec.Struct, array_like=True, frozen=True, omit_defaults=False):
+    """What a request wants to know beside its tokens (the field's names and defaults)."""
+
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    token_ids_logprob: list[int] = []
+    logprob_start_len: int = -1
+    return_text_in_logprobs: bool = False
+    return_hidden_states: bool = False
+
+
+class Generate(msgspec.Struct, array_like=True, frozen=True):
+    """GENERATE: a request for the scheduler.
+
+    `input_ids` is i32 little-endian; `sampling_params` is the normalized object, as JSON-able values.
+    """
+
+    route: int
+    rid: str
+    input_ids: bytes
+    sampling_params: dict[str, Any]
+    logprobs: LogprobOptions = LogprobOptions()
+    stream: bool = True
+
+
+class Control(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """CONTROL: an operation (`op`, e.g. "health") that is answered by one RESULT or ERROR."""
+
+    route: int
+    rid: str
+    op: str
+    body: bytes = b""
+
+
+class Abort(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """ABORT: nobody waits for this request any more. `rid` may be empty: the route is the identity."""
+
+    route: int
+    rid: str = ""
+
+
+class DecodeOptions(msgspec.Struct, array_like=True, frozen=True):
+    """How a shard turns one request's ids into text."""
+
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    stop_regex: list[str] = []
+    detect_stops: bool = False
+    return_text_in_logprobs: bool = False
+
+
+class Register(msgspec.Struct, array_like=True, frozen=True):
+    """REGISTER: a request is about to be submitted.
+
+    `prompt_tail` holds the last (at most 64) prompt ids, i32 little-endian: the context its text begins in.
+    """
+
+    route: int
+    rid: str
+    options: DecodeOptions
+    prompt_tail: bytes
+    prompt_tokens: int
+
+
+class Restore(msgspec.Struct, array_like=True, frozen=True):
+    """RESTORE: a request that a shard before this one was decoding.
+
+    `ids` are all output ids delivered so far (i32 little-endian), `text_bytes` how many bytes of UTF-8
+    text were delivered with them.
+    """
+
+    route: int
+    rid: str
+    options: DecodeOptions
+    prompt_tail: bytes
+    prompt_tokens: int
+    ids: bytes
+    text_bytes: int
+
+
+class Forget(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """FORGET: the request is over for its gateway, whatever still arrives."""
+
+    route: int
+
+
+Message = Result | ErrorFrame | Generate | Control | Abort | Register | Restore | Forget
+
+TAG_OF: dict[type[Message], Tag] = {
+    Result: Tag.RESULT,
+    ErrorFrame: Tag.ERROR,
+    Generate: Tag.GENERATE,
+    Control: Tag.CONTROL,
+    Abort: Tag.ABORT,
+    Register: Tag.REGISTER,
+    Restore: Tag.RESTORE,
+    Forget: Tag.FORGET,
+}
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders = {tag: msgspec.msgpack.Decoder(struct) for struct, tag in TAG_OF.items()}
+
+
+def encode(message: Message) -> bytes:
+    """Return the body of a message's frame; its tag is `TAG_OF[type(message)]`."""
+    return _encoder.encode(message)
+
+
+def decode(tag: int, body: bytes | memoryview) -> Message:
+    """Return the message in a frame's body. Nothing in it points into the body.
+
+    Raises BadFrame when the tag is no message's (BATCH included) or the body is not the tag's.
+    """
+    decoder = _decoders.get(tag)  # type: ignore[call-overload]
+    if decoder is None:
+        raise BadFrame(
+            f"tag {tag} is no message frame; expected one of {[int(known) for known in _decoders]}"
+        )
+    try:
+        message: Message = decoder.decode(body)
+        fault = _fault(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadFrame(f"{Tag(tag).name} frame of {len(body)} bytes: {error}", _named(body)) from error
+    if fault is not None:
+        raise BadFrame(f"{Tag(tag).name} frame of {len(body)} bytes: {fault}", _named(body))
+    return message
+
+
+def ids_from(raw: bytes) -> NDArray[np.int32]:
+    """View a frame's id field (i32 little-endian) as an array, without a copy."""
+    return np.frombuffer(raw, dtype="<i4")
+
+
+def _fault(message: Message) -> str | None:
+    """Say what no type can: the ranges. One function, so that they are read in one place."""
+    if not 0 < message.route <= MAX_ROUTE:
+        return f"route {message.route} is not in 1..2^64-1"
+    if isinstance(message, ErrorFrame) and not 400 <= message.status <= 599:
+        return f"status {message.status} is not in 400..599"
+    if isinstance(message, Generate) and len(message.input_ids) % 4:
+        return f"input_ids has {len(message.input_ids)} bytes, not a multiple of 4"
+    if isinstance(message, Register | Restore):
+        if len(message.prompt_tail) % 4:
+            return f"prompt_tail has {len(message.prompt_tail)} bytes, not a multiple of 4"
+        if message.prompt_tokens < 0:
+            return f"prompt_tokens {message.prompt_tokens} is negative"
+    if isinstance(message, Restore):
+        if len(message.ids) % 4:
+            return f"ids has {len(message.ids)} bytes, not a multiple of 4"
+        if message.text_bytes < 0:
+            return f"text_bytes {message.text_bytes} is negative"
+    return None
+
+
+def _named(body: bytes | memoryview) -> tuple[int, ...]:
+    """Find the route of a body that is otherwise wrong: an array's first place, whatever comes after it."""
+    head = bytes(body[:14])
+    kind = head[0] if head else 0
+    at = {0xDC: 3, 0xDD: 5}.get(kind, 1 if 0x90 <= kind <= 0x9F else len(head))
+    if at >= len(head):
+        return ()
+    width = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}.get(head[at], 0)
+    number = head[at + 1 : at + 1 + width] if width else head[at : at + 1]
+    route = int.from_bytes(number, "big")
+    if len(number) != max(width, 1) or (width == 0 and route > 0x7F) or route == 0:
+        return ()
+    return (route,)

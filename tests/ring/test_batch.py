@@ -1,0 +1,54 @@
+"""A BATCH comes out as it went in, or not at all."""
+
+import numpy as np
+import pytest
+from outfeed.ring.batch import BadBatch, Batch, decode_batch, encode_batch
+from outfeed.ring.finish import FinishReason
+from outfeed.ring.frames import Buffer
+
+
+def join(parts: list[Buffer]) -> memoryview:
+    return memoryview(b"".join(parts))
+
+
+def step() -> list[Buffer]:
+    return encode_batch(
+        77,
+        np.array([11, 12, 13], "u8"),
+        np.array([0, 5, 9], "u4"),
+        np.array([2, 0, 1], "u4"),
+        np.array([3, 3, 4], "u4"),
+        np.array([101, 102, 103], "i4"),
+        [(1, FinishReason.length(5)), (2, FinishReason.abort("no", None, None))],
+    )
+
+
+def decoded(parts: list[Buffer]) -> Batch:
+    return decode_batch(join(parts))
+
+
+def test_step_form() -> None:
+    batch = decoded(step())
+    assert (batch.rows, batch.stamp_ns, batch.egress) == (3, 77, False)
+    assert batch.routes.tolist() == [11, 12, 13]
+    assert batch.first.tolist() == [0, 5, 9]
+    assert batch.counts.tolist() == [2, 0, 1]
+    assert batch.generated.tolist() == [2, 0, 1]
+    assert batch.ids.tolist() == [101, 102, 103]
+    assert [(row, reason.to_json()) for row, reason in batch.finishes] == [
+        (1, {"type": "length", "length": 5}),
+        (2, {"type": "abort", "message": "no", "status_code": None, "err_type": None}),
+    ]
+
+
+def test_select_takes_only_those_rows() -> None:
+    part = decoded(step()).select([0, 2])
+    assert part.routes.tolist() == [11, 13]
+    assert part.ids.tolist() == [101, 102, 103]
+    assert [row for row, _ in part.finishes] == [1]
+
+
+def test_a_short_body_names_who_it_can() -> None:
+    with pytest.raises(BadBatch, match=r"implies .* bytes") as caught:
+        decode_batch(join(step())[:-4])
+    assert caught.value.routes == (11, 12, 13)
