@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from outfeed.ring.batch import BadBatch, Batch, decode_batch, encode_batch
 from outfeed.ring.finish import FinishReason
-from outfeed.ring.frames import Buffer
+from outfeed.ring.frames import Buffer, join
 
 
-def join(parts: list[Buffer]) -> memoryview:
-    return memoryview(b"".join(parts))
+def body_of(parts: list[Buffer]) -> memoryview:
+    return memoryview(join(parts))
 
 
 def step() -> list[Buffer]:
@@ -24,7 +24,7 @@ def step() -> list[Buffer]:
 
 
 def decoded(parts: list[Buffer]) -> Batch:
-    return decode_batch(join(parts))
+    return decode_batch(body_of(parts))
 
 
 def test_step_form() -> None:
@@ -50,5 +50,5 @@ def test_select_takes_only_those_rows() -> None:
 
 def test_a_short_body_names_who_it_can() -> None:
     with pytest.raises(BadBatch, match=r"implies .* bytes") as caught:
-        decode_batch(join(step())[:-4])
+        decode_batch(body_of(step())[:-4])
     assert caught.value.routes == (11, 12, 13)

@@ -1,0 +1,395 @@
+"""The sink: an in-memory channel from the reader to one request's handler.
+
+`open_sink(capacity)` returns the pair. The sender never waits: it raises SinkFull when the client is too
+slow and SinkClosed when it is gone, and either ends the stream. What waits is merged, so that a lagging
+client costs its bytes and not its number of events.
+
+Who touches what: only the sender's thread appends to `fresh` and grows `sent`; only the source's thread
+grows `taken`. Both may fold `fresh` into `folded`, under `lock`; the sender only tries the lock, so it
+never waits for a handler.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from .events import ChunkEvent, Control, Done, Error, Frame, Item, Merger
+from .waiting import CallbackWaiter, TaskWaiter, ThreadWaiter, Waiter, wake
+
+# Events that may wait unmerged. More would cost memory per event, fewer would merge for nothing.
+FOLD_AT = 8
+MAX_WAIT = 1.0
+
+
+class SinkFull(Exception):
+    """More waits than the sink's capacity: the client is too slow. The stream is over."""
+
+
+class SinkClosed(Exception):
+    """The other side is gone: nothing can be sent, or nothing more will come."""
+
+
+class SinkEnded(Exception):
+    """The stream's last item was received before: there is nothing after it."""
+
+
+class SinkStatistics(msgspec.Struct, frozen=True):
+    """A sink at one moment. Reading it stops nobody, so the numbers may be a moment apart."""
+
+    capacity: int
+    """Bytes that may wait."""
+    waiting_bytes: int
+    """Bytes that wait."""
+    sent: int
+    """Items sent so far."""
+    received: int
+    """Items received so far; less than `sent` by what waits and what was merged."""
+    merged: int
+    """Events that were merged into the one before them."""
+    closed: bool
+    """The source is gone."""
+    ended: bool
+    """The last item was sent."""
+
+
+class Channel:
+    """What both ends share; the reader uses it directly, everybody else through the two ends."""
+
+    __slots__ = (
+        "capacity",
+        "ended",
+        "folded",
+        "fresh",
+        "gone",
+        "items_received",
+        "items_sent",
+        "lock",
+        "merged",
+        "on_gone",
+        "sent",
+        "taken",
+        "waiter",
+    )
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.fresh: deque[ChunkEvent | Control | Error] = deque()
+        self.folded: Merger | None = None
+        self.lock = threading.Lock()
+        self.sent = 0
+        self.taken = 0
+        self.items_sent = 0
+        self.items_received = 0
+        self.merged = 0
+        self.gone = False
+        self.ended = False
+        self.waiter: Waiter | None = None
+        self.on_gone: Callable[[], None] | None = None
+
+    def push(self, item: ChunkEvent | Control | Error, size: int) -> Waiter | None:
+        """Append; return the waiter to wake, marked, if there is one that is not marked yet."""
+        if self.gone:
+            raise SinkClosed("the handler is gone: its source was closed, cancelled or dropped")
+        if self.ended:
+            raise SinkClosed("the stream is over: its last item was sent before")
+        waiting = self.sent - self.taken
+        if waiting and waiting + size > self.capacity:
+            raise SinkFull(
+                f"{waiting} bytes wait and {size} more do not fit the sink's capacity of {self.capacity}: "
+                "the client reads too slowly"
+            )
+        self.sent += size
+        self.items_sent += 1
+        self.fresh.append(item)
+        if len(self.fresh) > FOLD_AT and self.lock.acquire(blocking=False):
+            try:
+                self.fold()
+            finally:
+                self.lock.release()
+        waiter = self.waiter
+        if waiter is None or waiter.marked:
+            return None
+        waiter.marked = True
+        return waiter
+
+    def end(self, item: ChunkEvent | Control | Error, size: int) -> Waiter | None:
+        """Append the last item."""
+        waiter = self.push(item, size)
+        self.ended = True
+        return waiter
+
+    def fail(self, error: Error) -> Waiter | None:
+        """Append an Error as the last item, whatever waits; nothing when the stream is over already."""
+        if self.gone or self.ended:
+            return None
+        self.ended = True
+        self.items_sent += 1
+        self.fresh.append(error)
+        waiter = self.waiter
+        if waiter is not None:
+            waiter.marked = True
+        return waiter
+
+    def fold(self) -> None:
+        """Merge the events at the front of `fresh`. Called with the lock held."""
+        fresh, folded = self.fresh, self.folded
+        while fresh and isinstance(fresh[0], ChunkEvent):
+            event = fresh.popleft()
+            assert isinstance(event, ChunkEvent)
+            if folded is None:
+                folded = self.folded = Merger(event)
+            else:
+                folded.add(event)
+                self.merged += 1
+
+    def take(self) -> Item | None:
+        """Return the next item, merged from all that waits; None when nothing does."""
+        fresh = self.fresh
+        if not fresh and self.folded is None:
+            return None
+        with self.lock:
+            item: ChunkEvent | Control | Error
+            if self.folded is None and (len(fresh) == 1 or not isinstance(fresh[0], ChunkEvent)):
+                item = fresh.popleft()
+            else:
+                self.fold()
+                assert self.folded is not None
+                item = self.folded.event()
+                self.folded = None
+        self.items_received += 1
+        if isinstance(item, ChunkEvent):
+            self.taken += item.size
+            return Frame(item) if item.finish is None else Done(item)
+        if isinstance(item, Control):
+            self.taken += len(item.body)
+        return item
+
+    def close(self) -> None:
+        """The source is gone: drop what waits, tell the reader once."""
+        if self.gone:
+            return
+        self.gone = True
+        # Never wait here: a garbage collection may call this in the very thread that holds the lock.
+        if self.lock.acquire(blocking=False):
+            self.fresh.clear()
+            self.folded = None
+            self.lock.release()
+        on_gone, self.on_gone = self.on_gone, None
+        if on_gone is not None and not self.ended:
+            on_gone()
+
+    def statistics(self) -> SinkStatistics:
+        """Return the counters as they are now."""
+        return SinkStatistics(
+            self.capacity,
+            max(0, self.sent - self.taken),
+            self.items_sent,
+            self.items_received,
+            self.merged,
+            self.gone,
+            self.ended,
+        )
+
+
+class SinkSender:
+    """The reader's end. For one thread at a time."""
+
+    __slots__ = ("channel",)
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    def try_send(self, item: Item) -> None:
+        """Send without waiting, and wake the source.
+
+        Raises SinkFull when what waits and the item are more than the capacity (an item into an empty sink
+        always fits), SinkClosed when the source is gone or the stream's last item was sent before. After
+        either, `close()` is all that is left to do.
+        """
+        channel = self.channel
+        waiter: Waiter | None
+        match item:
+            case Frame(event):
+                waiter = channel.push(event, event.size)
+            case Done(event):
+                waiter = channel.end(event, event.size)
+            case Control(body):
+                waiter = channel.end(item, len(body))
+            case Error():
+                if channel.gone or channel.ended:
+                    raise SinkClosed("the stream is over")
+                waiter = channel.fail(item)
+        if waiter is not None:
+            wake((waiter,))
+
+    def close(self) -> None:
+        """End the stream. If its last item was not sent, the source receives an Error: never nothing."""
+        waiter = self.channel.fail(Error(500, "closed", "the stream was closed before the request ended"))
+        if waiter is not None:
+            wake((waiter,))
+
+    def statistics(self) -> SinkStatistics:
+        """Return the sink's counters."""
+        return self.channel.statistics()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class SinkSource:
+    """The handler's end: iterate it, from a task or from a thread.
+
+    Iteration ends after the item that ends the request (Done, Control or Error). Leaving a `with` or `async
+    with` block, `close()`, cancelling a task that waits here, and dropping the last reference all mean the
+    same: the handler is gone, and its request, if it still runs, is aborted at the scheduler.
+    """
+
+    __slots__ = ("__weakref__", "_channel", "_ended")
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._ended = False
+
+    def receive_nowait(self) -> Item | None:
+        """Return the next item, or None when nothing waits.
+
+        Raises SinkEnded after the last item, SinkClosed after `close()`.
+        """
+        item = self._channel.take()
+        if item is None:
+            if self._ended:
+                raise SinkEnded("the stream's last item was received before")
+            if self._channel.gone:
+                raise SinkClosed("this source was closed")
+            return None
+        if not isinstance(item, Frame):
+            self._ended = True
+        return item
+
+    async def receive(self, timeout: float | None = None) -> Item:
+        """Wait for the next item, at most `timeout` seconds (then TimeoutError; the stream goes on).
+
+        Being cancelled here counts as gone and closes the source; wait with `timeout`, not with
+        `asyncio.wait_for`, to do something else in between. Raises as `receive_nowait`.
+        """
+        item = self.receive_nowait()
+        if item is not None:
+            return item
+        channel, loop = self._channel, asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while True:
+            waiter = TaskWaiter(loop)
+            channel.waiter = waiter
+            item = self.receive_nowait()
+            if item is not None:
+                channel.waiter = None
+                return item
+            timer = None if deadline is None else loop.call_at(deadline, waiter.fire)
+            try:
+                await waiter.future
+            except asyncio.CancelledError:
+                self.close()
+                raise
+            finally:
+                channel.waiter = None
+                if timer is not None:
+                    timer.cancel()
+            item = self.receive_nowait()
+            if item is not None:
+                return item
+            if deadline is not None and loop.time() >= deadline:
+                raise TimeoutError(f"nothing arrived within {timeout} s")
+
+    def receive_sync(self, timeout: float | None = None) -> Item:
+        """The same from a thread: wait for the next item, at most `timeout` seconds (then TimeoutError)."""
+        channel = self._channel
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            item = self.receive_nowait()
+            if item is not None:
+                return item
+            left = MAX_WAIT if deadline is None else min(MAX_WAIT, deadline - time.monotonic())
+            if left <= 0:
+                raise TimeoutError(f"nothing arrived within {timeout} s")
+            waiter = ThreadWaiter()
+            channel.waiter = waiter
+            item = self.receive_nowait()
+            if item is None:
+                waiter.wait(left)
+            channel.waiter = None
+            if item is not None:
+                return item
+
+    def call_when_ready(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        """Call `callback` in `loop` whenever something waits, instead of waiting here: no task, no future.
+
+        The callback takes what it wants with `receive_nowait`; it is called again only for what is sent
+        after it was called. Call this in `loop`. The callback keeps its source alive: close it explicitly.
+        """
+        waiter = CallbackWaiter(loop, callback)
+        self._channel.waiter = waiter
+        if self._channel.fresh or self._channel.folded is not None:
+            waiter.marked = True
+            loop.call_soon(waiter.fire)
+
+    def close(self) -> None:
+        """The handler is gone. What waits is dropped; the request, if it still runs, is aborted."""
+        self._channel.close()
+
+    def statistics(self) -> SinkStatistics:
+        """Return the sink's counters."""
+        return self._channel.statistics()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        if self._ended:
+            raise StopIteration
+        return self.receive_sync()
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return self
+
+    async def __anext__(self) -> Item:
+        if self._ended:
+            raise StopAsyncIteration
+        return await self.receive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def open_sink(capacity: int) -> tuple[SinkSender, SinkSource]:
+    """Open a sink that lets `capacity` bytes of content (text, ids, numbers) wait.
+
+    There is no default, because it is a decision: how far a client may fall behind before its request is
+    aborted. One token of text is about 8 bytes, so 65,536 lets a client lag 8,000 tokens. An item into an
+    empty sink always fits.
+    """
+    if capacity < 1:
+        raise ValueError(f"a sink's capacity of {capacity} bytes is not positive")
+    channel = Channel(capacity)
+    return SinkSender(channel), SinkSource(channel)

@@ -1,0 +1,111 @@
+"""What a handler receives: a request's chunks and its one ending.
+
+Events own their bytes: nothing in one points into a ring. Text stays UTF-8 and numbers stay packed until
+somebody asks, because most of them are merged, forwarded or rendered without ever being looked at.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ring.finish import FinishReason
+
+
+class ChunkEvent(msgspec.Struct, gc=False):
+    """A run of output tokens: one step's, or several steps' merged while the client lagged.
+
+    text_utf8     their text, UTF-8; `.text` decodes it
+    ids_raw       their ids as i32 little-endian; `.ids` views them. A trimmed stop token is not in it
+    first         tokens of the request before this event
+    generated     tokens this event stands for, a trimmed stop token included
+    prompt_tokens length of the request's prompt
+    stamp_ns      CLOCK_MONOTONIC nanoseconds of the newest step in it, at the scheduler's push
+    finish        why the request ended, in its last event; else None
+    """
+
+    text_utf8: bytes
+    ids_raw: bytes
+    first: int
+    generated: int
+    prompt_tokens: int
+    stamp_ns: int
+    finish: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        """The text, decoded on each call."""
+        return self.text_utf8.decode("utf-8")
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """The ids, as a read-only i32 view."""
+        return np.frombuffer(self.ids_raw, dtype="<i4")
+
+    @property
+    def size(self) -> int:
+        """Bytes of content: what a sink's capacity counts."""
+        return len(self.text_utf8) + len(self.ids_raw)
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """More output; the request goes on."""
+
+    event: ChunkEvent
+
+
+class Done(msgspec.Struct, frozen=True, gc=False):
+    """The last output, with its finish reason. Nothing comes after it."""
+
+    event: ChunkEvent
+
+
+class Control(msgspec.Struct, frozen=True, gc=False):
+    """The answer to a control request, as it was sent. Nothing comes after it."""
+
+    body: bytes
+
+
+class Error(msgspec.Struct, frozen=True, gc=False):
+    """The request failed. `status` is the HTTP status for it. Nothing comes after it."""
+
+    status: int
+    type: str
+    message: str
+
+
+Item = Frame | Done | Control | Error
+
+
+class Merger:
+    """Adds waiting events up to one, without copying what is already there again."""
+
+    __slots__ = ("_ids", "_last", "_text", "events", "first", "generated")
+
+    def __init__(self, event: ChunkEvent) -> None:
+        self._text = bytearray(event.text_utf8)
+        self._ids = bytearray(event.ids_raw)
+        self._last = event
+        self.first = event.first
+        self.generated = event.generated
+        self.events = 1
+
+    def add(self, event: ChunkEvent) -> None:
+        """Append an event; it must follow on what is there, as the reader has seen to."""
+        self._text += event.text_utf8
+        self._ids += event.ids_raw
+        self.generated += event.generated
+        self._last = event
+        self.events += 1
+
+    def event(self) -> ChunkEvent:
+        """Return the sum."""
+        last = self._last
+        return ChunkEvent(
+            bytes(self._text),
+            bytes(self._ids),
+            self.first,
+            self.generated,
+            last.prompt_tokens,
+            last.stamp_ns,
+            last.finish,
+        )
