@@ -1,0 +1,301 @@
+"""Sampling parameters: the field's names, defaults, ranges and order, with nothing a client can skip.
+
+`SamplingParams.parse` takes one client object through type checks (`fields`) → post-init → normalize →
+verify. The three steps are public and idempotent: running them again changes nothing. A client object can
+only name the fields in `fields.CHECKS`; the internal ones (`stop_strs`, `stop_regex_strs`, the two lengths,
+`is_normalized`) are made here and refused from outside.
+
+Must not know where a request came from or where it goes.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from .errors import BadRequest, show
+from .fields import CHECKS, MAX_I64, MAX_STOP_REGEXES, MAX_STOP_STRINGS
+from .stop_regex import Admission, admit
+
+TOP_K_ALL = 1 << 30
+"""top_k that means the whole vocabulary."""
+GREEDY_BELOW = 1e-6
+"""A temperature below this is greedy: temperature 1.0 with top_k 1."""
+DEFAULT_MAX_NEW_TOKENS = 128
+CHARACTERS_PER_TOKEN = 16
+"""How many characters of output a token is taken to be when a stop_regex is weighed: all but 172 of
+DeepSeek's 128,815 tokens are at most this long. A server with a different vocabulary passes its own."""
+LONGEST_OUTPUT_TOKENS = 1 << 20
+"""Taken for the longest output when neither the request nor the server limits it."""
+
+MAX_FLOAT = sys.float_info.max
+
+INTERNAL = frozenset(
+    ("stop_strs", "stop_regex_strs", "stop_str_max_len", "stop_regex_max_len", "is_normalized")
+)
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+WHERE = "sampling_params"
+
+
+class SamplingParams(msgspec.Struct, kw_only=True):
+    """One request's sampling parameters. Build it with `parse`; the fields below are the reference table's.
+
+    `stop` and `stop_regex` are what a client wrote and are None after `post_init`; `stop_strs` and
+    `stop_regex_strs` are lists after `normalize`. `stop_str_max_len` is in UTF-8 bytes (a safe bound on
+    tokens), `stop_regex_max_len` in characters.
+    """
+
+    max_new_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = TOP_K_ALL
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    n: int = 1
+    beam_width: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    stream_interval: int | None = None
+    logit_bias: dict[str, float] | None = None
+    sampling_seed: int | None = None
+    custom_params: dict[str, Any] | None = None
+    stop_strs: str | list[str] | None = None
+    stop_regex_strs: str | list[str] | None = None
+    stop_str_max_len: int = 0
+    stop_regex_max_len: int = 0
+    is_normalized: bool = False
+
+    @classmethod
+    def parse(
+        cls,
+        obj: Mapping[str, Any] | None,
+        *,
+        vocab_size: int,
+        tokenizer_present: bool = True,
+        defaults: Mapping[str, Any] | None = None,
+        max_output_tokens: int | None = None,
+        characters_per_token: float = CHARACTERS_PER_TOKEN,
+        where: str = WHERE,
+    ) -> "SamplingParams":
+        """Check one client object and return it normalized and verified; BadRequest names the field.
+
+        `defaults` are the server's own (preferred) values, below the client's: a field the client leaves
+        out, or sets to null, takes them; `max_new_tokens` null is a value and stays.
+        `max_output_tokens` is what the context length leaves for the output; with `max_new_tokens` and
+        `characters_per_token` it says how long a text each stop_regex will be searched in.
+        """
+        if obj is None:
+            obj = {}
+        elif not isinstance(obj, dict):
+            raise BadRequest(where, f"must be an object, got {show(obj)}")
+        if defaults:
+            obj = _merged(defaults, obj)
+        params = cls(**_checked(obj, where))
+        params.post_init()
+        params.normalize(tokenizer_present=tokenizer_present, where=where)
+        params.verify(
+            vocab_size,
+            max_output_tokens=max_output_tokens,
+            characters_per_token=characters_per_token,
+            where=where,
+        )
+        return params
+
+    def post_init(self) -> None:
+        """Move the aliases to their fields and replace special values by what they mean."""
+        if self.stop is not None:
+            self.stop_strs, self.stop = self.stop, None
+        if self.stop_regex is not None:
+            self.stop_regex_strs, self.stop_regex = self.stop_regex, None
+        if self.stop_token_ids is not None:
+            # Sorted, so that equal sets look equal; empty is the same as none.
+            self.stop_token_ids = sorted(self.stop_token_ids) or None
+        if 0.0 <= self.temperature < GREEDY_BELOW:
+            self.temperature, self.top_k = 1.0, 1
+        elif self.top_k == -1:
+            self.top_k = TOP_K_ALL
+        for name in GRAMMARS:
+            if getattr(self, name) == "":
+                setattr(self, name, None)
+
+    def normalize(self, *, tokenizer_present: bool = True, where: str = WHERE) -> None:
+        """Make scalars lists, measure them, and refuse what needs a tokenizer when there is none."""
+        if self.is_normalized:
+            return
+        strs = self.stop_strs = _listed(self.stop_strs, MAX_STOP_STRINGS, f"{where}.stop")
+        regexes = self.stop_regex_strs = _listed(
+            self.stop_regex_strs, MAX_STOP_REGEXES, f"{where}.stop_regex"
+        )
+        if not tokenizer_present:
+            for name, used in (
+                ("stop", strs),
+                ("stop_regex", regexes),
+                ("min_new_tokens", self.min_new_tokens),
+            ):
+                if used:
+                    raise BadRequest(
+                        f"{where}.{name}", "needs a tokenizer, and this server runs without one; leave it out"
+                    )
+        self.stop_str_max_len = max((len(s.encode()) for s in strs), default=0) if strs else 0
+        if regexes:
+            self.stop_regex_max_len = max(
+                admission.max_len for admission in _admitted(regexes, f"{where}.stop_regex")
+            )
+        self.is_normalized = True
+
+    def verify(
+        self,
+        vocab_size: int,
+        *,
+        max_output_tokens: int | None = None,
+        characters_per_token: float = CHARACTERS_PER_TOKEN,
+        where: str = WHERE,
+    ) -> None:
+        """Hold every value against its range; BadRequest says which field, the range and the value."""
+        # Each written so that NaN, for which every comparison is false, fails.
+        if not 0.0 <= self.temperature <= MAX_FLOAT:
+            raise _outside(where, "temperature", "finite and at least 0", self.temperature)
+        if not 0.0 < self.top_p <= 1.0:
+            raise _outside(where, "top_p", "in (0, 1]", self.top_p)
+        if not 1 <= self.top_k <= MAX_I64:
+            raise _outside(where, "top_k", "-1 for the whole vocabulary, or at least 1", self.top_k)
+        if not 0.0 <= self.min_p <= 1.0:
+            raise _outside(where, "min_p", "in [0, 1]", self.min_p)
+        if not -2.0 <= self.frequency_penalty <= 2.0:
+            raise _outside(where, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
+        if not -2.0 <= self.presence_penalty <= 2.0:
+            raise _outside(where, "presence_penalty", "in [-2, 2]", self.presence_penalty)
+        if not 0.0 < self.repetition_penalty <= 2.0:
+            raise _outside(where, "repetition_penalty", "in (0, 2]", self.repetition_penalty)
+        if self.stream_interval is not None and not 1 <= self.stream_interval <= MAX_I64:
+            raise _outside(where, "stream_interval", "at least 1, or null", self.stream_interval)
+        if self.top_k >= vocab_size:
+            # Any number of candidates beyond the vocabulary is all of it; kernels index by it.
+            self.top_k = TOP_K_ALL
+        self._verify_lengths(where)
+        self._verify_tokens(vocab_size, where)
+        if self.stop_regex_strs:
+            self._verify_stop_regex(max_output_tokens, characters_per_token, where)
+
+    def _verify_lengths(self, where: str) -> None:
+        least, most = self.min_new_tokens, self.max_new_tokens
+        if most is not None and not 0 <= most <= MAX_I64:
+            raise _outside(where, "max_new_tokens", "at least 0, or null for no limit", most)
+        if not 0 <= least <= (MAX_I64 if most is None else most):
+            limit = "" if most is None else f", that is [0, {most}]"
+            raise _outside(where, "min_new_tokens", f"in [0, max_new_tokens]{limit}", least)
+        if self.n != 1:
+            raise BadRequest(
+                f"{where}.n",
+                f"must be 1, got {self.n}: a request has one response; send it {show(self.n)} times instead",
+            )
+        if self.beam_width is not None and self.beam_width != 1:
+            raise BadRequest(
+                f"{where}.beam_width", f"must be 1 or absent, got {self.beam_width}: no beam search"
+            )
+        given = [name for name in GRAMMARS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise BadRequest(f"{where}.{given[1]}", f"at most one of {', '.join(GRAMMARS)}; got {given}")
+
+    def _verify_tokens(self, vocab_size: int, where: str) -> None:
+        for token in self.stop_token_ids or ():
+            if not 0 <= token < vocab_size:
+                raise BadRequest(
+                    f"{where}.stop_token_ids", f"must be token ids in [0, {vocab_size}), got {token}"
+                )
+        for key in self.logit_bias or ():
+            if int(key) >= vocab_size:
+                raise BadRequest(
+                    f"{where}.logit_bias", f"keys must be token ids in [0, {vocab_size}), got {key}"
+                )
+
+    def _verify_stop_regex(self, max_output_tokens: int | None, per_token: float, where: str) -> None:
+        limits = [limit for limit in (self.max_new_tokens, max_output_tokens) if limit is not None]
+        tokens = max(0, min([*limits, LONGEST_OUTPUT_TOKENS]))
+        field = f"{where}.stop_regex"
+        for index, admission in enumerate(_admitted(_listed(self.stop_regex_strs, 32, field), field)):
+            reason = admission.refusal(int(tokens * per_token))
+            if reason is not None:
+                raise BadRequest(f"{field}[{index}]", reason)
+
+    def to_scheduler(self) -> dict[str, Any]:
+        """Return the normalized object a scheduler takes: every field but the aliases, JSON-able values."""
+        fields: dict[str, Any] = msgspec.structs.asdict(self)
+        del fields["stop"], fields["stop_regex"]
+        return fields
+
+
+def parse_each(
+    obj: Mapping[str, Any] | list[Any] | None, count: int, *, where: str = WHERE, **options: Any
+) -> list[SamplingParams]:
+    """Parse the parameters of `count` prompts: one object for all of them, or a list with one for each.
+
+    `options` are those of `SamplingParams.parse`. Entries of a list are numbered in messages.
+    """
+    if not isinstance(obj, list):
+        return [SamplingParams.parse(obj, where=where, **options)] * count
+    if len(obj) != count:
+        raise BadRequest(
+            where, f"must be one object or a list of {count}, one for each prompt; got {len(obj)}"
+        )
+    return [SamplingParams.parse(entry, where=f"{where}[{i}]", **options) for i, entry in enumerate(obj)]
+
+
+def _outside(where: str, name: str, accepted: str, value: Any) -> BadRequest:
+    return BadRequest(f"{where}.{name}", f"must be {accepted}; got {show(value)}")
+
+
+def _checked(obj: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check the type of every field that is there. A null is absent, but for max_new_tokens (no limit)."""
+    checked = {}
+    for name, value in obj.items():
+        check = CHECKS.get(name)
+        if check is None:
+            raise _unknown(name, where)
+        if value is not None:
+            checked[name] = check(value, f"{where}.{name}")
+        elif name == "max_new_tokens":
+            checked[name] = None
+    return checked
+
+
+def _unknown(name: Any, where: str) -> BadRequest:
+    if type(name) is str and name in INTERNAL:
+        return BadRequest(f"{where}.{name}", "is made by the server and cannot be set; leave it out")
+    return BadRequest(where, f"unknown field {show(name)}; the known ones are {', '.join(CHECKS)}")
+
+
+def _merged(defaults: Mapping[str, Any], obj: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the client's values over the server's; a null gives way, except where it means something."""
+    merged = dict(defaults)
+    for name, value in obj.items():
+        if value is not None or name == "max_new_tokens" or name not in merged:
+            merged[name] = value
+    return merged
+
+
+def _listed(value: str | list[str] | None, limit: int, field: str) -> list[str]:
+    if value is None:
+        return []
+    entries = [value] if isinstance(value, str) else list(value)
+    if len(entries) > limit:
+        raise BadRequest(field, f"takes at most {limit} strings, got {len(entries)}")
+    # An empty string or pattern would match before the first character; it asks for nothing.
+    return [entry for entry in entries if entry]
+
+
+def _admitted(patterns: list[str], field: str) -> list[Admission]:
+    return [admit(pattern, f"{field}[{index}]") for index, pattern in enumerate(patterns)]
