@@ -3,3 +3,49 @@
 Knows segments, lanes, consumers, doorbells and the bytes of a frame. Must not know what a tokenizer, a
 sink, a sampling parameter or a scheduler is: every other room imports this one, it imports none.
 """
+
+from .consumer import Consumer, Frame, wait
+from .doorbell import Doorbell
+from .errors import (
+    BadCapacity,
+    ConsumerBusy,
+    CorruptLane,
+    FrameTooLarge,
+    LaneOwned,
+    NoRoom,
+    NotARing,
+    RingClosed,
+    RingError,
+    RingFull,
+    WriterBusy,
+    WrongVersion,
+)
+from .owner import Owner
+from .ring import Ring
+from .stats import ConsumerStats, LaneStats, RingStats
+from .writer import LaneWriter
+
+__all__ = [
+    "BadCapacity",
+    "Consumer",
+    "ConsumerBusy",
+    "ConsumerStats",
+    "CorruptLane",
+    "Doorbell",
+    "Frame",
+    "FrameTooLarge",
+    "LaneOwned",
+    "LaneStats",
+    "LaneWriter",
+    "NoRoom",
+    "NotARing",
+    "Owner",
+    "Ring",
+    "RingClosed",
+    "RingError",
+    "RingFull",
+    "RingStats",
+    "WriterBusy",
+    "WrongVersion",
+    "wait",
+]

@@ -1,0 +1,163 @@
+"""A ring's reading side: batches of zero-copy frames, the release that gives their room back, and waiting.
+
+Knows cursors and doorbells; must not know what a tag or a body means.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn, Self
+
+from ._core import ffi, lib
+from .doorbell import Doorbell
+from .errors import ConsumerBusy, CorruptLane, RingClosed
+from .segment import Segment
+from .writer import nanoseconds
+
+__all__ = ["LONGEST_WAIT_S", "Consumer", "Frame", "wait"]
+
+Frame = tuple[int, int, memoryview]
+"""(lane, tag, body). A plain tuple: a named one would double what a small frame costs to read."""
+
+LONGEST_WAIT_S = 1.0
+_SPIN_NS = 5_000  # about what going to sleep and being woken costs; longer only burns the peer's core
+
+
+class Consumer:
+    """One cursor of a ring, for one thread at a time. Made by `Ring.consumer`."""
+
+    __slots__ = (
+        "__weakref__",
+        "_columns",
+        "_frames",
+        "_handle",
+        "_memory",
+        "_segment",
+        "_upto",
+        "doorbell",
+        "index",
+        "lanes",
+    )
+
+    def __init__(
+        self, segment: Segment, lanes: int, index: int, doorbell: Doorbell, handle: Any, memory: memoryview
+    ) -> None:
+        self.index = index
+        self.lanes = lanes
+        self.doorbell = doorbell
+        self._segment = segment
+        self._memory = memory.toreadonly()
+        self._handle = handle
+        most = lib.RING_MAX_BATCH
+        self._columns = tuple(
+            ffi.new(f"{kind}[]", most) for kind in ("uint32_t", "uint32_t", "uint64_t", "uint64_t")
+        )
+        self._frames = ffi.new("frames *", self._columns)
+        self._upto = ffi.new("uint64_t[]", lanes)
+
+    def read(self, limit: int = 256, upto: Sequence[int] | None = None) -> list[Frame]:
+        """Return up to `limit` (1-4096) unread frames as (lane, tag, body); [] when there is none.
+
+        Lanes take turns, a lane's frames come in order. Each body is a read-only view of the lane, valid
+        until the next `release`; copy what must live longer. With `upto` (from `tails`), frames that start
+        at or beyond a lane's position there stay unread.
+
+        A corrupt lane costs itself alone: the frames read before the fault and those of other lanes are
+        returned, then one later call, before it reads anything, raises CorruptLane for it, once; from
+        then on the lane is skipped.
+        """
+        if upto is not None:
+            if len(upto) != self.lanes:
+                raise ValueError(f"upto has {len(upto)} positions; this ring has {self.lanes} lanes")
+            self._upto[0 : self.lanes] = upto
+        if not 1 <= limit <= lib.RING_MAX_BATCH:
+            raise ValueError(f"limit {limit}: expected 1 to {lib.RING_MAX_BATCH} frames")
+        count = lib.reader_read(self._handle, limit, ffi.NULL if upto is None else self._upto, self._frames)
+        if count <= 0:
+            if count:
+                self._refuse(count)
+            return []
+        unpack = ffi.unpack
+        lane, tag, start, end = self._columns
+        bodies = map(slice, unpack(start, count), unpack(end, count))
+        return list(
+            zip(unpack(lane, count), unpack(tag, count), map(self._memory.__getitem__, bodies), strict=True)
+        )
+
+    def release(self) -> None:
+        """Say that everything read so far is handled: its room goes back to the writers.
+
+        What is read and not released when this process dies is read again by the next one.
+        """
+        code = lib.reader_release(self._handle)
+        if code != 0:
+            self._refuse(code)
+
+    def tails(self) -> list[int]:
+        """Return each lane's position now, for `read(upto=...)`: what is published later lies beyond."""
+        positions = ffi.new("uint64_t[]", self.lanes)
+        code = lib.reader_tails(self._handle, positions)
+        if code != 0:
+            self._refuse(code)
+        return list(positions)
+
+    def pending(self) -> bool:
+        """Whether `read` would return or raise something now."""
+        code = lib.reader_pending(self._handle)
+        if code < 0:
+            self._refuse(code)
+        return bool(code)
+
+    def _refuse(self, code: int) -> NoReturn:
+        """Raise what a C code means."""
+        where = f"ring {self._segment.name!r} consumer {self.index}"
+        if code == lib.RING_CORRUPT:
+            lane, position = lib.reader_fault_lane(self._handle), lib.reader_fault_position(self._handle)
+            raise CorruptLane(self._segment.name, lane, position)
+        if code == lib.RING_BUSY:
+            raise ConsumerBusy(f"{where}: another thread is reading or waiting; a cursor has one reader")
+        raise RingClosed(f"{where}: closed, or this process was forked after it was made")
+
+    def close(self) -> None:
+        """Give the cursor back; it goes on holding writers at what is not released. Twice is fine."""
+        if lib.reader_close(self._handle) == lib.RING_BUSY:
+            self._refuse(lib.RING_BUSY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            lib.reader_close(self._handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def wait(consumers: Sequence[Consumer], timeout: float) -> bool:
+    """Wait until any of `consumers` has something, at most `timeout` seconds and at most one second.
+
+    True when something is there; False when time is up or `Doorbell.ring` was called. It looks, spins a
+    few microseconds, then parks and sleeps on the doorbell that all the consumers must share. Signal
+    handlers run while it waits; what they raise (KeyboardInterrupt) comes out of here.
+
+    Raises ValueError for no consumers or several doorbells, ConsumerBusy, RingClosed.
+    """
+    if not consumers:
+        raise ValueError("wait needs at least one consumer")
+    bell = consumers[0].doorbell
+    if any(consumer.doorbell is not bell for consumer in consumers):
+        raise ValueError(
+            "wait: the consumers have different doorbells; give all rings of a thread the same one"
+        )
+    left = min(nanoseconds(timeout), int(LONGEST_WAIT_S * 1e9))
+    deadline = time.monotonic_ns() + left
+    handles = [consumer._handle for consumer in consumers]
+    while (
+        code := lib.readers_wait(bell._bell, handles, len(handles), left, _SPIN_NS)
+    ) == lib.RING_INTERRUPTED:
+        left = max(0, deadline - time.monotonic_ns())
+    if code == lib.RING_BUSY:
+        raise ConsumerBusy(f"doorbell {bell.name!r} or one of its consumers is in another thread's hands")
+    if code < 0:
+        raise RingClosed(f"doorbell {bell.name!r} or one of its consumers is closed, or from before a fork")
+    return bool(code)

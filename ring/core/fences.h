@@ -1,0 +1,91 @@
+/* Every ordering the ring relies on, each with the one it pairs with. No other file names a memory order.
+ *
+ * Two shapes occur.
+ *
+ * Publish/observe: data, then a release store; an acquire load, then the data.
+ *
+ *   store_tail      (writer)    ↔ load_tail     (consumer)   the record's bytes are there when the tail says so
+ *   store_head      (consumer)  ↔ load_head     (writer)     the consumer is done with the bytes it gives back
+ *   store_magic     (creator)   ↔ load_magic    (attacher)   the header is complete
+ *   store_state     (consumer)  ↔ load_state    (writer)     the heads of a cursor that is opened again
+ *   store_turn      (consumer)  ↔ load_turn     (writer)     the doorbell's name is whole
+ *   set_flag        (sleeper)   ↔ take_flag     (waker)      what the sleeper wrote before parking
+ *
+ * Dekker: each side stores its own word, runs a full fence, loads the other's. In any order of the four
+ * steps at least one side sees the other's store (C11 7.17.4: of two seq_cst fences one comes first, and a
+ * load after the later one sees every store before the earlier one). That is what rules out a lost wake-up:
+ *
+ *   fence_published (writer:   tail store    | parked load)   ↔ fence_parked    (consumer: parked store | tail load)
+ *   fence_released  (consumer: head store    | room load)     ↔ fence_room      (writer:   room store   | head load)
+ *   fence_attached  (consumer: state store   | tail load)     ↔ fence_heads     (writer:   tail store   | state load)
+ */
+
+#ifndef OUTFEED_RING_FENCES_H
+#define OUTFEED_RING_FENCES_H
+
+#include "layout.h"
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define OUTFEED_TSAN 1
+#endif
+#endif
+#ifdef __SANITIZE_THREAD__
+#define OUTFEED_TSAN 1
+#endif
+
+static inline void full_fence(void) {
+#ifdef OUTFEED_TSAN
+    /* ThreadSanitizer does not know fences. A locked operation on the thread's own word is the same
+     * barrier to the machine and, being private, adds no edge that would hide a race. */
+    static _Thread_local word own;
+    atomic_fetch_add(&own, 1);
+#else
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+/* Dekker pairs; see the table above. */
+static inline void fence_published(void) { full_fence(); } /* pairs with fence_parked */
+static inline void fence_parked(void) { full_fence(); }    /* pairs with fence_published */
+static inline void fence_released(void) { full_fence(); }  /* pairs with fence_room */
+static inline void fence_room(void) { full_fence(); }      /* pairs with fence_released */
+static inline void fence_attached(void) { full_fence(); }  /* pairs with fence_heads */
+static inline void fence_heads(void) { full_fence(); }     /* pairs with fence_attached */
+
+/* Publish/observe pairs. */
+static inline void store_tail(word *p, uint64_t v) { atomic_store_explicit(p, v, memory_order_release); }
+static inline uint64_t load_tail(const word *p) { return atomic_load_explicit(p, memory_order_acquire); }
+static inline void store_head(word *p, uint64_t v) { atomic_store_explicit(p, v, memory_order_release); }
+static inline uint64_t load_head(const word *p) { return atomic_load_explicit(p, memory_order_acquire); }
+static inline void store_state(half *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_release); }
+static inline uint32_t load_state(const half *p) { return atomic_load_explicit(p, memory_order_acquire); }
+static inline void store_magic(word *p, uint64_t v) { atomic_store_explicit(p, v, memory_order_release); }
+static inline uint64_t load_magic(const word *p) { return atomic_load_explicit(p, memory_order_acquire); }
+static inline void store_turn(half *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_release); }
+static inline uint32_t load_turn(const half *p) { return atomic_load_explicit(p, memory_order_acquire); }
+/* The second look of a reader of the name: the words it loaded come before this load. Pairs with store_turn. */
+static inline uint32_t load_turn_again(half *p) {
+    return atomic_fetch_add_explicit(p, 0, memory_order_acq_rel);
+}
+static inline void set_flag(half *p) { atomic_store_explicit(p, 1, memory_order_release); }
+/* True when the flag was set and this call cleared it: of several wakers exactly one wakes. */
+static inline int take_flag(half *p) { return atomic_exchange_explicit(p, 0, memory_order_acq_rel) == 1; }
+/* Compare and swap of an owner word: one claimant wins. Everything a claim reads comes after it. */
+static inline int claim_owner(word *p, uint64_t expected, uint64_t mine) {
+    return atomic_compare_exchange_strong_explicit(p, &expected, mine, memory_order_acq_rel,
+                                                   memory_order_acquire);
+}
+
+/* No ordering needed: statistics, hints that a fence above already orders, words of one's own. */
+static inline uint64_t peek(const word *p) { return atomic_load_explicit(p, memory_order_relaxed); }
+static inline void poke(word *p, uint64_t v) { atomic_store_explicit(p, v, memory_order_relaxed); }
+static inline uint32_t peek_half(const half *p) { return atomic_load_explicit(p, memory_order_relaxed); }
+static inline void poke_half(half *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_relaxed); }
+/* A counter with one writer: no locked instruction. */
+static inline void bump(word *p, uint64_t by) { poke(p, peek(p) + by); }
+static inline void raise_to(word *p, uint64_t v) {
+    if (v > peek(p)) poke(p, v);
+}
+
+#endif

@@ -1,0 +1,63 @@
+/* Waiting for frames on any number of cursors: spin a moment, park all, look once more, sleep. */
+
+#include "reader.h"
+
+static int any_has_more(lane_reader *const *readers, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        if (reader_has_more(readers[i])) return 1;
+    return 0;
+}
+
+static int spin(lane_reader *const *readers, uint32_t count, int64_t start, int64_t spin_ns) {
+    while (now_ns() - start < spin_ns) {
+        if (any_has_more(readers, count)) return 1;
+        for (int i = 0; i < 8; i++) relax();
+    }
+    return 0;
+}
+
+static void park_all(lane_reader *const *readers, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        bump(&readers[i]->shared->parks, 1);
+        set_flag(&readers[i]->shared->parked);
+    }
+    fence_parked();
+}
+
+static void unpark_all(lane_reader *const *readers, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        /* A flag that is gone was taken by a writer, which rings or has rung. */
+        if (!take_flag(&readers[i]->shared->parked)) bump(&readers[i]->shared->wakes, 1);
+}
+
+static int wait_on(bell *b, lane_reader *const *readers, uint32_t count, int64_t timeout_ns, int64_t spin_ns) {
+    if (any_has_more(readers, count)) return 1;
+    if (bell_was_rung(b) || timeout_ns <= 0) return 0;
+    int64_t start = now_ns();
+    if (timeout_ns > LONGEST_SLEEP_NS) timeout_ns = LONGEST_SLEEP_NS;
+    if (spin(readers, count, start, spin_ns < timeout_ns ? spin_ns : timeout_ns)) return 1;
+    int64_t deadline = start + timeout_ns;
+    int slept = RING_OK, more = 0;
+    /* A ring left over from an earlier park ends a sleep early; go round until there is a reason. The
+     * bound is for a doorbell that somebody rings without end. */
+    for (int round = 0; round < 1024 && !more && slept == RING_OK; round++) {
+        park_all(readers, count);
+        more = any_has_more(readers, count);
+        if (!more) slept = bell_sleep(b, deadline);
+        unpark_all(readers, count);
+        more = more || any_has_more(readers, count);
+        if (bell_was_rung(b)) break;
+    }
+    return more ? 1 : slept == RING_INTERRUPTED ? RING_INTERRUPTED : 0;
+}
+
+int readers_wait(bell *b, lane_reader *const *readers, uint32_t count, int64_t timeout_ns, int64_t spin_ns) {
+    int rc = bell_begin(b);
+    if (rc != RING_OK) return rc;
+    uint32_t entered = 0;
+    while (entered < count && (rc = guard_enter(&readers[entered]->guard)) == RING_OK) entered++;
+    if (entered == count) rc = wait_on(b, readers, count, timeout_ns, spin_ns);
+    while (entered) guard_leave(&readers[--entered]->guard);
+    bell_end(b);
+    return rc;
+}

@@ -1,0 +1,93 @@
+"""A process's doorbell: one named semaphore that wakes it for every ring it reads.
+
+The only module that knows posix_ipc, which makes and unlinks; posting and sleeping are the C core's.
+"""
+
+import contextlib
+import fcntl
+import os
+import weakref
+from typing import Any, Self
+
+import posix_ipc
+
+from . import segment
+from ._core import ffi, lib
+from .errors import LaneOwned, RingClosed, RingError
+
+__all__ = ["Doorbell"]
+
+_TRIES = 8
+
+
+def _make(name: str) -> int:
+    """Create the semaphore and return a descriptor whose flock says that it is in use."""
+    for _ in range(_TRIES):
+        try:
+            posix_ipc.Semaphore(f"/{name}", posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
+        except posix_ipc.ExistentialError:
+            if segment.in_use(f"sem.{name}"):
+                raise LaneOwned(
+                    f"doorbell {name!r} belongs to a live process; give each process its own"
+                ) from None
+            segment.sweep(name)
+            continue
+        fd = os.open(f"{segment.SHM}/sem.{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if os.fstat(fd).st_nlink:  # else swept between its making and the lock
+            return fd
+        os.close(fd)
+    raise RingError(f"doorbell {name!r}: made and swept away {_TRIES} times; is something removing it?")
+
+
+def _remove(name: str, fd: int, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child's copy is not the owner
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_semaphore(f"/{name}")
+    os.close(fd)
+
+
+class Doorbell:
+    """What wakes a process when any of its rings has something. One thread waits on it at a time."""
+
+    __slots__ = ("__weakref__", "_bell", "_drop", "name")
+
+    def __init__(self, name: str) -> None:
+        if len(name) > lib.RING_NAME_BYTES - 2:
+            raise ValueError(
+                f"doorbell name {name!r} has {len(name)} characters; at most {lib.RING_NAME_BYTES - 2} fit"
+            )
+        fd = _make(name)
+        self.name = name
+        self._drop = weakref.finalize(self, _remove, name, fd, os.getpid())
+        bell = lib.bell_open(f"/{name}".encode())
+        if bell == ffi.NULL:
+            self._drop()
+            raise RingError(
+                f"doorbell {name!r} was made but cannot be opened: is /dev/shm this process's own?"
+            )
+        self._bell: Any = ffi.gc(bell, lib.bell_free)
+
+    @classmethod
+    def create(cls, name: str) -> Self:
+        """Make the doorbell; a dead process's of the same name is replaced.
+
+        Raises LaneOwned when a live process has one of that name.
+        """
+        return cls(name)
+
+    def ring(self) -> None:
+        """Make this process's wait() return now, from any of its threads. Remembered until a wait sees it."""
+        if lib.bell_ring(self._bell) != lib.RING_OK:
+            raise RingClosed(f"doorbell {self.name!r} is closed")
+
+    def close(self) -> None:
+        """Unlink the semaphore. Closing twice is fine."""
+        lib.bell_close(self._bell)
+        self._drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

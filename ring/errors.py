@@ -1,0 +1,90 @@
+"""What can go wrong on a ring: one type per thing a caller may do about it."""
+
+__all__ = [
+    "BadCapacity",
+    "ConsumerBusy",
+    "CorruptLane",
+    "FrameTooLarge",
+    "LaneOwned",
+    "NoRoom",
+    "NotARing",
+    "RingClosed",
+    "RingError",
+    "RingFull",
+    "WriterBusy",
+    "WrongVersion",
+]
+
+
+class RingError(Exception):
+    """Any refusal of the ring."""
+
+
+class NotARing(RingError):
+    """The segment has no ring in it, or one whose header does not add up."""
+
+
+class WrongVersion(NotARing):
+    """The segment's layout is another version's: its writer and this process are different builds."""
+
+
+class FrameTooLarge(RingError):
+    """A body above a quarter of the lane: split it, or make the lanes larger."""
+
+
+class RingFull(RingError):
+    """No room in the lane by the deadline: a consumer is slow or gone. Nothing was written."""
+
+
+class LaneOwned(RingError):
+    """A live process has the lane, the cursor or the doorbell."""
+
+
+class CorruptLane(RingError):
+    """A lane's bytes are not a ring's. The lane is quarantined for the segment's life; others go on.
+
+    `ring`, `lane` and `position` (bytes since the ring was made) name the place.
+    """
+
+    def __init__(self, ring: str, lane: int, position: int) -> None:
+        super().__init__(
+            f"ring {ring!r}: lane {lane} is corrupt at position {position}: no record, head or tail that "
+            "a writer or consumer leaves; the lane is quarantined, and only a new segment brings it back"
+        )
+        self.ring = ring
+        self.lane = lane
+        self.position = position
+
+
+class NoRoom(RingError):
+    """/dev/shm has too little room. `needed` and `free` are bytes, `remedy` says what to do."""
+
+    def __init__(self, name: str, needed: int, free: int) -> None:
+        self.needed = needed
+        self.free = free
+        mib = -(-needed // (1 << 20))
+        self.remedy = (
+            "in a container start it with a larger --shm-size (Kubernetes: an emptyDir of medium Memory at "
+            "/dev/shm); on a host: mount -o remount,size=... /dev/shm; or ask for fewer "
+            "lanes or a smaller capacity"
+        )
+        super().__init__(
+            f"segment {name!r} needs {needed} bytes ({mib} MiB) of /dev/shm, where {free} are free: "
+            f"{self.remedy}"
+        )
+
+
+class BadCapacity(RingError, ValueError):
+    """Lanes, consumers or capacity out of limits; the message holds the limits."""
+
+
+class RingClosed(RingError):
+    """The handle is closed, or was made before this process was forked and belongs to its parent."""
+
+
+class WriterBusy(RingError):
+    """Two threads in one LaneWriter: a lane has one writer. Use a lock, or a lane each."""
+
+
+class ConsumerBusy(RingError):
+    """Two threads in one Consumer or waiting on one Doorbell."""

@@ -1,0 +1,174 @@
+"""Named shared memory, made whole or not at all, found and removed when nobody is left.
+
+A segment is a file in /dev/shm of mode 0600. It is filled before it gets its name, so nobody ever maps
+half a segment and a process that dies while making one leaves nothing. Every process that has one holds
+a shared flock on it, which the kernel drops when the process ends, however it ends: a segment that can
+be locked exclusively is stale. multiprocessing.shared_memory is not used: before Python 3.13 its
+resource tracker unlinks, at the exit of any one process, what the others still use.
+
+Knows files; must not know what is in them.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import re
+import stat
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from .errors import NoRoom, NotARing
+
+__all__ = ["Segment", "attach", "create", "in_use", "listed", "sweep", "unlink"]
+
+SHM = Path("/dev/shm")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
+# Mapping these pages at once costs a few ms and saves a fault per page in the middle of a stream.
+_POPULATE_UP_TO = 256 << 20
+
+
+def _path(name: str) -> str:
+    if not _NAME.match(name):
+        raise ValueError(
+            f"segment name {name!r}: expected 1-200 letters, digits, '.', '_' or '-', a letter or digit first"
+        )
+    return f"{SHM}/{name}"
+
+
+class Segment:
+    """A mapped segment. Its memory stays mapped for as long as anything made from `memory` lives."""
+
+    __slots__ = ("__weakref__", "_drop", "memory", "name", "size")
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name = name
+        self.size = os.fstat(fd).st_size
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if self.size <= _POPULATE_UP_TO else 0)
+        self.memory = mmap.mmap(fd, self.size, flags=flags)
+        self._drop = weakref.finalize(self, os.close, fd)
+
+    def close(self) -> None:
+        """Stop counting as a user of the segment."""
+        self._drop()
+
+
+def _reserve(name: str, fd: int, size: int) -> None:
+    """Give the file its pages now: a page that is missing later is a SIGBUS in whoever touches it."""
+    room = os.statvfs(SHM)
+    free = room.f_bavail * room.f_frsize
+    if size > free:
+        raise NoRoom(name, size, free)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        room = os.statvfs(SHM)
+        raise NoRoom(name, size, room.f_bavail * room.f_frsize) from error
+
+
+def create(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
+    """Make segment `name` of `size` bytes, zeroed; `fill` writes what must be there before anyone sees it.
+
+    Raises FileExistsError when the name is taken, NoRoom when /dev/shm cannot hold it.
+    """
+    path = _path(name)
+    fd = os.open(SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        _reserve(name, fd, size)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        segment = Segment(name, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    try:
+        fill(segment.memory)
+        folder = os.open(SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # A folder makes CPython use linkat(2), the only call that follows /proc/self/fd/N.
+            os.link(f"/proc/self/fd/{fd}", path, dst_dir_fd=folder, follow_symlinks=True)
+        finally:
+            os.close(folder)
+    except BaseException:
+        segment.close()
+        raise
+    return segment
+
+
+def attach(name: str) -> Segment:
+    """Map the segment `name`.
+
+    Raises FileNotFoundError when there is none, PermissionError when it is another user's, NotARing when
+    the name is not a plain file or an empty one.
+    """
+    fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
+            raise NotARing(f"segment {name!r} is not a file with anything in it ({found.st_size} bytes)")
+        if found.st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "segment was removed while it was being attached", name)
+        return Segment(name, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def unlink(name: str) -> None:
+    """Remove the name. Who has the segment keeps it; a name that is gone already is fine."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_path(name))
+
+
+def listed(prefix: str) -> list[str]:
+    """Return the names in /dev/shm that start with `prefix`; a doorbell's is `sem.<name>`."""
+    return sorted(
+        entry.name
+        for entry in os.scandir(SHM)
+        if entry.is_file(follow_symlinks=False) and entry.name.removeprefix("sem.").startswith(prefix)
+    )
+
+
+def _lock_if_stale(name: str) -> int | None:
+    """Return a descriptor that locks `name` against everyone, or None when somebody uses it or it is gone."""
+    try:
+        fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def in_use(name: str) -> bool:
+    """Whether a live process has the segment (or doorbell, `sem.<name>`)."""
+    if not os.path.exists(_path(name)):
+        return False
+    fd = _lock_if_stale(name)
+    if fd is not None:
+        os.close(fd)
+    return fd is None
+
+
+def sweep(prefix: str) -> list[str]:
+    """Remove every segment and doorbell whose name starts with `prefix` and that no live process has.
+
+    Returns what was removed. One in use is never touched, nor is one of another user.
+    """
+    removed = []
+    for name in listed(prefix):
+        fd = _lock_if_stale(name)
+        if fd is None:
+            continue
+        # Whoever opened it meanwhile gets its lock after this one is dropped, and sees it has no name.
+        unlink(name)
+        os.close(fd)
+        removed.append(name)
+    return removed

@@ -1,0 +1,182 @@
+"""One lane's life: frames in, frames out, around the end, full, and at every boundary size."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from outfeed.ring import Doorbell, FrameTooLarge, LaneOwned, Ring, RingClosed, RingError, RingFull, wait
+
+MakeRing = Callable[..., Ring]
+
+
+def test_a_frame_arrives_as_it_was_written(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    assert consumer.read() == []
+    assert not consumer.pending()
+    writer.write(7, b"hello")
+    assert consumer.pending()
+    [(lane, tag, body)] = consumer.read()
+    assert (lane, tag, bytes(body)) == (0, 7, b"hello")
+    assert body.readonly
+    consumer.release()
+    assert consumer.read() == []
+
+
+def test_parts_are_gathered_end_to_end(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    ids = np.arange(5, dtype="<i4")
+    writer.write(2, b"ab", bytearray(b"cd"), memoryview(b"xefx")[1:3], ids, b"", timeout=1.0)
+    writer.write(3)
+    first, second = consumer.read()
+    assert bytes(first[2]) == b"abcdef" + ids.tobytes()
+    assert (second[1], bytes(second[2])) == (3, b"")
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 1007, 1008, 1023, 1024])
+def test_every_boundary_size_wraps_cleanly(make_ring: MakeRing, bell: Doorbell, size: int) -> None:
+    ring = make_ring(capacity=4096)
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    for turn in range(40):
+        body = bytes([turn]) * size
+        writer.write(turn, body)
+        assert [(tag, bytes(got)) for _, tag, got in consumer.read()] == [(turn, body)]
+        consumer.release()
+
+
+def test_a_frame_above_a_quarter_of_the_lane_is_refused(make_ring: MakeRing) -> None:
+    writer = make_ring(capacity=4096).writer(0)
+    with pytest.raises(FrameTooLarge, match=r"1025 bytes; at most 1024"):
+        writer.write(1, bytes(1025))
+    with pytest.raises(FrameTooLarge, match="1025"):
+        writer.write(1, bytes(1000), bytes(25))
+    with pytest.raises(FrameTooLarge, match="1025"):
+        writer.reserve(1025)
+
+
+def test_a_full_lane_says_so_and_loses_nothing(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring(capacity=4096)
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    for tag in range(64):
+        writer.write(tag, bytes(48))
+    with pytest.raises(RingFull, match="no room for 48 bytes"):
+        writer.write(64, bytes(48))
+    with pytest.raises(RingFull, match=r"after waiting 0\.01 s"):
+        writer.write(64, bytes(48), timeout=0.01)
+    assert [tag for _, tag, _ in consumer.read()] == list(range(64))
+    with pytest.raises(RingFull):
+        writer.write(64, bytes(48))
+    consumer.release()
+    writer.write(64, bytes(48))
+    assert [tag for _, tag, _ in consumer.read()] == [64]
+
+
+def test_the_slowest_consumer_holds_the_writer(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring(consumers=2)
+    writer, fast = ring.writer(0), ring.consumer(0, bell)
+    for _ in range(4):
+        writer.write(1, bytes(1008 - 16))
+    fast.read()
+    fast.release()
+    with pytest.raises(RingFull):
+        writer.write(1, bytes(64))
+    slow = ring.consumer(1, bell)
+    assert len(slow.read()) == 4
+    slow.release()
+    writer.write(1, bytes(64))
+
+
+def test_reserve_fill_commit(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    view = writer.reserve(100)
+    assert len(view) == 100
+    assert consumer.read() == []
+    with pytest.raises(RingError, match="reservation is open"):
+        writer.write(1, b"x")
+    view[:3] = b"abc"
+    with pytest.raises(FrameTooLarge):
+        writer.commit(9, 101)
+    writer.commit(9, 3)
+    assert [(tag, bytes(body)) for _, tag, body in consumer.read()] == [(9, b"abc")]
+    with pytest.raises(RingError, match="no reservation"):
+        writer.commit(9, 3)
+    writer.reserve(10)
+    writer.cancel()
+    writer.write(1, b"after")
+    assert [bytes(body) for _, _, body in consumer.read()] == [b"after"]
+
+
+def test_lanes_take_turns_and_upto_stops_at_the_tails(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring(lanes=3)
+    writers = [ring.writer(lane) for lane in range(3)]
+    consumer = ring.consumer(0, bell)
+    for tag in range(10):
+        writers[0].write(tag, b"")
+    writers[1].write(100, b"")
+    tails = consumer.tails()
+    writers[1].write(101, b"")
+    writers[2].write(200, b"")
+    seen = consumer.read(limit=6, upto=tails)
+    assert {lane for lane, _, _ in seen} == {0, 1}
+    seen += consumer.read(upto=tails)
+    assert [tag for lane, tag, _ in seen if lane == 0] == list(range(10))
+    assert [tag for lane, tag, _ in seen if lane == 1] == [100]
+    assert consumer.read(upto=tails) == []
+    assert sorted(tag for _, tag, _ in consumer.read()) == [101, 200]
+
+
+def test_two_writers_or_readers_in_one_place_are_refused(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    with pytest.raises(LaneOwned, match="lane 0 belongs to process"):
+        ring.writer(0)
+    with pytest.raises(LaneOwned, match="consumer 0 belongs to process"):
+        ring.consumer(0, bell)
+    with pytest.raises(LaneOwned):
+        ring.detach_consumer(0)
+    writer.close()
+    consumer.close()
+    with pytest.raises(RingClosed):
+        writer.write(1, b"")
+    with pytest.raises(RingClosed):
+        consumer.read()
+    ring.writer(0).write(1, b"again")
+    assert len(ring.consumer(0, bell).read()) == 1
+
+
+def test_unreleased_frames_come_again_and_released_ones_do_not(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    for tag in range(3):
+        writer.write(tag, b"")
+    consumer.read(limit=2)
+    consumer.release()
+    consumer.read()
+    consumer.close()
+    assert [tag for _, tag, _ in ring.consumer(0, bell).read()] == [2]
+
+
+def test_a_detached_cursor_holds_nobody_back_and_starts_afresh(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer = ring.writer(0)
+    ring.detach_consumer(0)
+    for _ in range(200):
+        writer.write(1, bytes(500))
+    consumer = ring.consumer(0, bell)
+    assert consumer.read() == []
+    writer.write(2, b"new")
+    assert [tag for _, tag, _ in consumer.read()] == [2]
+
+
+def test_wait_sees_what_is_there_and_gives_up_in_time(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    assert not wait([consumer], 0.01)
+    writer.write(1, b"")
+    assert wait([consumer], 1.0)
+    consumer.read()
+    assert not wait([consumer], 0.0)
+    bell.ring()
+    assert not wait([consumer], 1.0)
