@@ -1,16 +1,22 @@
 """The BATCH frame: one decode step, as columns.
 
-    0             4            8                8 + header_len           (8-aligned)
-    ┌─────────────┬────────────┬────────────────────────┬──────────────┬──────────────────────┐
-    │ header_len  │ reserved 0 │ msgpack header (array) │ zero padding │ columns, end to end  │
-    └─────────────┴────────────┴────────────────────────┴──────────────┴──────────────────────┘
+    0            4          8       16                       16 + header_len (then 8-aligned)
+    ┌────────────┬──────────┬───────┬────────────────────────┬──────────────┬─────────────────────┐
+    │ header_len │ body_len │ check │ msgpack header (array) │ zero padding │ columns, end to end │
+    └────────────┴──────────┴───────┴────────────────────────┴──────────────┴─────────────────────┘
 
-    header   [version 1, stamp_ns, rows, tokens, [[row, finish reason] ...], text_bytes | nil]
+    header   [version 1, stamp_ns, rows, tokens, [[row, finish reason] ...], text_bytes | nil,
+              families: [] or 7 of ([k, p, e] | nil), token texts: [k, m, bytes] | nil]
     columns  routes u64[rows] │ first u32[rows] │ counts u32[rows] │ prompt_tokens u32[rows] │ ids i32[tokens]
              egress form only: generated u32[rows] │ text_lens u32[rows] │ text, zero-padded to 4
+             families, token texts: see `families`
 
 `text_bytes` nil is the step form (scheduler to shard), a number the egress form (shard to reader). All
-numbers are little-endian. Decoding is all or nothing: a Batch exists only when every check passed.
+numbers are little-endian. `body_len` is the whole body's, `check` (core/check.h) covers all that is behind
+it and is seeded with header_len: what no range check can see, a changed token id, two swapped routes, it
+sees.
+
+Decoding is all or nothing: a Batch exists only when every check passed.
 """
 
 import struct
@@ -21,12 +27,28 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ._core import ffi, lib
+from .families import (
+    FAMILIES,
+    MAX_COUNT,
+    BadColumns,
+    Families,
+    TokenTexts,
+    check_text,
+    decode_family,
+    decode_texts,
+    encode_family,
+    encode_texts,
+    family_bytes,
+    spans,
+    texts_bytes,
+)
 from .finish import FinishReason, is_json
 from .frames import BadFrame, Buffer
 
 VERSION: Final = 1
 MAX_ROWS: Final = 1 << 20
-MAX_COUNT: Final = (1 << 31) - 1
+MAX_STAMP: Final = (1 << 64) - 1
 
 U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
@@ -35,8 +57,11 @@ I32 = NDArray[np.int32]
 _U64: Final = np.dtype("<u8")
 _U32: Final = np.dtype("<u4")
 _I32: Final = np.dtype("<i4")
-_PREFIX: Final = struct.Struct("<II")
+_PREFIX: Final = struct.Struct("<IIQ")
+_PREFIX_BYTES: Final = _PREFIX.size
 _PADS: Final = tuple(bytes(n) for n in range(8))
+# Bytes of the core columns per row, beside its ids.
+_ROW_BYTES: Final = 20
 
 
 class BadBatch(BadFrame):
@@ -50,10 +75,14 @@ class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     tokens: int
     finishes: list[tuple[int, dict[str, Any]]]
     text_bytes: int | None
+    families: list[tuple[int, int, int] | None]
+    texts: tuple[int, int, int] | None
 
 
-_encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(_Header)
+_check: Final = lib.outfeed_check
+_from_buffer: Final = ffi.from_buffer
+_encode_header: Final = msgspec.msgpack.Encoder().encode
+_decode_header: Final = msgspec.msgpack.Decoder(_Header).decode
 
 
 class Batch:
@@ -71,10 +100,13 @@ class Batch:
                   form `ids` may lack a trimmed stop token that `generated` counts; in the step form it is
                   `counts` itself
     text_lens     u32[rows] bytes of text per row, and `text` the UTF-8 end to end; None in the step form
+    families      the seven optional families by `Kind`, None where absent; () when all are
+    texts         the texts of their tokens, for rows that asked (egress form only), or None
     """
 
     __slots__ = (
         "counts",
+        "families",
         "finishes",
         "first",
         "generated",
@@ -85,6 +117,7 @@ class Batch:
         "stamp_ns",
         "text",
         "text_lens",
+        "texts",
     )
 
     def __init__(
@@ -98,7 +131,9 @@ class Batch:
         finishes: Sequence[tuple[int, FinishReason]] = (),
         generated: U32 | None = None,
         text_lens: U32 | None = None,
-        text: Buffer | None = None,
+        text: bytes | None = None,
+        families: Families = (),
+        texts: TokenTexts | None = None,
     ) -> None:
         self.rows: int = len(routes)
         self.stamp_ns = stamp_ns
@@ -111,6 +146,8 @@ class Batch:
         self.generated = counts if generated is None else generated
         self.text_lens = text_lens
         self.text = text
+        self.families = families
+        self.texts = texts
 
     @property
     def egress(self) -> bool:
@@ -118,9 +155,22 @@ class Batch:
         return self.text_lens is not None
 
     def select(self, rows: NDArray[np.intp] | Sequence[int]) -> "Batch":
-        """Return the step form of the given rows alone (indices, ascending), as arrays of their own."""
+        """Return the step form of the given rows alone (indices, ascending), as arrays of their own.
+
+        `finishes` and `families` are those rows' own, renumbered.
+        """
         keep = np.asarray(rows, dtype=np.intp)
-        place = {int(row): index for index, row in enumerate(keep)} if self.finishes else {}
+        if keep.size and not (keep[0] >= 0 and keep[-1] < self.rows and bool((keep[1:] > keep[:-1]).all())):
+            raise ValueError(f"rows to select are not ascending within 0..{self.rows - 1}")
+        finishes: Sequence[tuple[int, FinishReason]] = ()
+        families: Families = ()
+        if self.finishes or self.families:
+            place = np.full(self.rows, -1, dtype=np.intp)
+            place[keep] = np.arange(keep.size)
+            finishes = [(int(place[row]), why) for row, why in self.finishes if place[row] >= 0]
+            families = [None if family is None else family.select(place) for family in self.families]
+            if not any(families):
+                families = ()
         return Batch(
             self.stamp_ns,
             self.routes[keep],
@@ -128,18 +178,9 @@ class Batch:
             self.counts[keep],
             self.prompt_tokens[keep],
             self.ids[spans(self.counts, keep)],
-            [(place[row], reason) for row, reason in self.finishes if row in place],
+            finishes,
+            families=families,
         )
-
-
-def spans(counts: U32, keep: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the indices, in a column of sum(counts) elements, of what belongs to the rows in `keep`."""
-    ends = np.cumsum(counts, dtype=np.intp)
-    taken = counts[keep].astype(np.intp)
-    total = int(taken.sum())
-    # Each kept row's run is its start plus 0..count-1; a ramp minus each run's own offset makes the latter.
-    shift = np.repeat(ends[keep] - taken - (np.cumsum(taken) - taken), taken)
-    return shift + np.arange(total, dtype=np.intp)
 
 
 def encode_batch(
@@ -154,108 +195,127 @@ def encode_batch(
     generated: U32 | None = None,
     text_lens: U32 | None = None,
     text: Buffer | None = None,
+    families: Families = (),
+    texts: TokenTexts | None = None,
 ) -> list[Buffer]:
-    """Return a BATCH body as the parts for one lane write; the columns are passed on, not copied.
+    """Return a BATCH body as the parts (two) for one lane write.
 
     Shapes and types are those of Batch; `generated`, `text_lens` and `text` come together (egress form) or
-    not at all (step form). Raises ValueError naming the column when they do not fit each other.
+    not at all (step form). Raises ValueError naming the column when they do not fit each other. The text is
+    taken as it is: a reader rejects the frame if it is not UTF-8, or a row's part begins inside a character.
     """
     rows, tokens = len(routes), len(ids)
-    columns: list[Buffer] = [
-        _column("routes", routes, _U64, rows),
-        _column("first", first, _U32, rows),
-        _column("counts", counts, _U32, rows),
-        _column("prompt_tokens", prompt_tokens, _U32, rows),
-        _column("ids", ids, _I32, tokens),
-    ]
-    if rows > MAX_ROWS:
-        raise ValueError(f"{rows} rows in a BATCH; at most {MAX_ROWS}: split the step")
-    total = int(counts.sum(dtype=np.uint64))
+    if not (
+        routes.dtype is _U64
+        and first.dtype is counts.dtype is prompt_tokens.dtype is _U32
+        and ids.dtype is _I32
+        and len(first) == len(counts) == len(prompt_tokens) == rows <= MAX_ROWS
+    ):
+        raise ValueError(_misfit(routes, first, counts, prompt_tokens, ids))
+    total = int(np.add.reduce(counts))
     if total != tokens:
         raise ValueError(f"counts add up to {total} tokens, but ids has {tokens}")
+    columns: list[Any] = [routes, first, counts, prompt_tokens, ids]
     text_bytes = None
-    if text_lens is not None:
-        if generated is None or text is None:
-            raise ValueError("the egress form needs generated, text_lens and text together")
-        text_bytes = text.nbytes if isinstance(text, np.ndarray | memoryview) else len(text)
-        total = int(text_lens.sum(dtype=np.uint64))
-        if total != text_bytes:
-            raise ValueError(f"text_lens add up to {total} bytes, but text has {text_bytes}")
-        columns += (
-            _column("generated", generated, _U32, rows),
-            _column("text_lens", text_lens, _U32, rows),
-            text,
-            _PADS[-text_bytes % 4],
-        )
-    elif generated is not None or text is not None:
-        raise ValueError("the egress form needs generated, text_lens and text together")
-    header = _encoder.encode(
-        (VERSION, stamp_ns, rows, tokens, [(row, reason.to_json()) for row, reason in finishes], text_bytes)
-    )
-    return [_PREFIX.pack(len(header), 0) + header + _PADS[-len(header) % 8], *columns]
+    if text_lens is not None or generated is not None or text is not None:
+        text_bytes = _add_text(columns, rows, generated, text_lens, text)
+    sizes: list[tuple[int, int, int] | None] = []
+    texts_size = None
+    if families:
+        sizes = _add_families(columns, rows, families)
+    if texts is not None:
+        texts_size, added = encode_texts(texts, rows)
+        columns += added
+    endings = [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
+    header = _encode_header((VERSION, stamp_ns, rows, tokens, endings, text_bytes, sizes, texts_size))
+    header_len = len(header)
+    columns.insert(0, header + _PADS[-header_len % 8])
+    return _sealed(header_len, columns)
 
 
 def decode_batch(body: memoryview) -> Batch:
     """Return the Batch in a frame's body, its arrays views of it; raise BadBatch and deliver nothing."""
     size = len(body)
-    if size < 8:
-        raise BadBatch(f"BATCH body of {size} bytes; at least the 8 of its prefix expected")
-    header_len, reserved = _PREFIX.unpack_from(body)
-    data = 8 + header_len + -header_len % 8
+    if size < _PREFIX_BYTES:
+        raise BadBatch(
+            f"BATCH body has {size} bytes; at least the {_PREFIX_BYTES} of its prefix were expected"
+        )
+    header_len, body_len, check = _PREFIX.unpack_from(body)
+    header_end = _PREFIX_BYTES + header_len
+    data = header_end + -header_len % 8
     if data > size:
-        raise BadBatch(f"BATCH header_len {header_len} runs past the body's {size} bytes")
+        raise BadBatch(f"BATCH header_len is {header_len}, the body has {size} bytes")
+    rows = None
     try:
-        header = _decoder.decode(body[8 : 8 + header_len])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBatch(f"BATCH header: {error}", _candidates(body, data)) from error
-    try:
-        if reserved:
-            raise BadBatch(f"BATCH prefix: reserved word is {reserved}, not 0")
-        return _decode_columns(header, body, data)
-    except BadBatch as error:
-        error.routes = _candidates(body, data, header.rows)
-        raise
+        if body_len != size:
+            raise BadColumns(f"body_len is {body_len}, the body has {size} bytes")
+        header = _decode_header(body[_PREFIX_BYTES:header_end])
+        rows = header.rows
+        batch = _decode_columns(header, body, data)
+        # Last, so that a damaged number is reported as what it is where that can be told.
+        actual = _check(_from_buffer("uint8_t[]", body[_PREFIX_BYTES:]), size - _PREFIX_BYTES, header_len)
+        if actual != check:
+            raise BadColumns(f"check is {check:#018x}, the body's is {actual:#018x}: it was changed or torn")
+        return batch
+    except (BadColumns, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBatch(f"BATCH {error}", _named(body, data, rows)) from error
 
 
 def _decode_columns(header: _Header, body: memoryview, at: int) -> Batch:
+    """Size every column from the header, compare with the body, and only then look at what is in them."""
     rows, tokens, text_bytes = header.rows, header.tokens, header.text_bytes
-    if header.version != VERSION:
-        raise BadBatch(f"BATCH version {header.version}; this side speaks {VERSION}")
-    _within("stamp_ns", header.stamp_ns, (1 << 64) - 1)
-    _within("rows", rows, MAX_ROWS)
-    _within("tokens", tokens, MAX_COUNT)
-    expected = at + 20 * rows + 4 * tokens
-    if text_bytes is not None:
-        _within("text_bytes", text_bytes, MAX_COUNT)
-        expected += 8 * rows + text_bytes + -text_bytes % 4
-    if expected != len(body):
-        raise BadBatch(f"BATCH header implies {expected} bytes, the body has {len(body)}")
+    _check_core(header)
+    text_at = at + _ROW_BYTES * rows + 4 * tokens
+    end = text_at if text_bytes is None else text_at + 8 * rows + text_bytes + -text_bytes % 4
+    starts = []
+    for kind, entry in enumerate(header.families):
+        starts.append(end)
+        if entry is not None:
+            end += family_bytes(kind, *entry)
+    texts_at = end
+    if header.texts is not None:
+        end += texts_bytes(*header.texts)
+    if end != len(body):
+        raise BadColumns(f"header implies {end} bytes, the body has {len(body)}")
+
     routes: U64 = np.frombuffer(body, _U64, rows, at)
     at += 8 * rows
-    first, counts, prompt_tokens = (np.frombuffer(body, _U32, rows, at + 4 * rows * k) for k in range(3))
-    at += 12 * rows
-    ids: I32 = np.frombuffer(body, _I32, tokens, at)
-    at += 4 * tokens
-    _sums("counts", counts, "tokens", tokens)
-    generated = text_lens = text = None
+    first: U32 = np.frombuffer(body, _U32, rows, at)
+    counts: U32 = np.frombuffer(body, _U32, rows, at + 4 * rows)
+    prompt_tokens: U32 = np.frombuffer(body, _U32, rows, at + 8 * rows)
+    ids: I32 = np.frombuffer(body, _I32, tokens, at + 12 * rows)
+    _check_sum("counts", counts, "tokens", tokens)
+    batch = Batch(header.stamp_ns, routes, first, counts, prompt_tokens, ids)
+    if header.finishes:
+        batch.finishes = _finishes(header.finishes, rows)
     if text_bytes is not None:
-        generated, text_lens = (np.frombuffer(body, _U32, rows, at + 4 * rows * k) for k in range(2))
-        at += 8 * rows
-        text = body[at : at + text_bytes]
-        _sums("text_lens", text_lens, "text_bytes", text_bytes)
-    finishes = _finishes(header.finishes, rows)
-    return Batch(
-        header.stamp_ns,
-        routes,
-        first,
-        counts,
-        prompt_tokens,
-        ids,
-        finishes,
-        generated,
-        text_lens,
-        text,
-    )
+        batch.generated = np.frombuffer(body, _U32, rows, text_at)
+        batch.text_lens = text_lens = np.frombuffer(body, _U32, rows, text_at + 4 * rows)
+        batch.text = text = bytes(body[text_at + 8 * rows : text_at + 8 * rows + text_bytes])
+        _check_sum("text_lens", text_lens, "text_bytes", text_bytes)
+        check_text("text", text, text_lens)
+    if header.families:
+        batch.families = [
+            None if entry is None else decode_family(kind, entry, body, starts[kind], rows)
+            for kind, entry in enumerate(header.families)
+        ]
+    if header.texts is not None:
+        batch.texts = decode_texts(header.texts, body, texts_at, rows)
+    return batch
+
+
+def _check_core(header: _Header) -> None:
+    if header.version != VERSION:
+        raise BadColumns(f"version is {header.version}; this side speaks {VERSION}")
+    _check_range("stamp_ns", header.stamp_ns, MAX_STAMP)
+    _check_range("rows", header.rows, MAX_ROWS)
+    _check_range("tokens", header.tokens, MAX_COUNT)
+    if header.text_bytes is not None:
+        _check_range("text_bytes", header.text_bytes, MAX_COUNT)
+    elif header.texts is not None:
+        raise BadColumns("token_texts in the step form; only the egress form has them")
+    if len(header.families) not in (0, FAMILIES):
+        raise BadColumns(f"families has {len(header.families)} entries, not 0 or {FAMILIES}")
 
 
 def _finishes(raw: list[tuple[int, dict[str, Any]]], rows: int) -> list[tuple[int, FinishReason]]:
@@ -263,43 +323,94 @@ def _finishes(raw: list[tuple[int, dict[str, Any]]], rows: int) -> list[tuple[in
     finishes = []
     for row, reason in raw:
         if not last < row < rows:
-            raise BadBatch(f"BATCH finish reasons: row {row} after row {last} of {rows} rows")
+            raise BadColumns(f"finish reasons: row {row} after row {last}, in a batch of {rows} rows")
         if not is_json(reason):
-            raise BadBatch(f"BATCH finish reasons: row {row} has one that is not JSON")
+            raise BadColumns(f"finish reasons: that of row {row} is not JSON")
         last = row
         finishes.append((row, FinishReason(reason)))
     return finishes
 
 
-def _column(name: str, column: NDArray[Any], dtype: np.dtype[Any], length: int) -> NDArray[Any]:
-    if column.dtype is not dtype or not column.flags.c_contiguous:
-        if column.dtype != dtype:
-            raise ValueError(f"{name} is {column.dtype}, not {dtype}")
-        column = np.ascontiguousarray(column)
-    if column.shape != (length,):
-        raise ValueError(f"{name} has shape {column.shape}, not ({length},)")
-    return column
+def _add_text(
+    columns: list[Any], rows: int, generated: U32 | None, text_lens: U32 | None, text: Buffer | None
+) -> int:
+    """Append the egress form's columns; return the number of bytes of text."""
+    if generated is None or text_lens is None or text is None:
+        raise ValueError("the egress form needs generated, text_lens and text together")
+    for name, column in (("generated", generated), ("text_lens", text_lens)):
+        if column.dtype is not _U32 or len(column) != rows:
+            raise ValueError(f"{name} is {column.dtype}[{len(column)}], not {_U32}[{rows}]")
+    text_bytes = text.nbytes if isinstance(text, np.ndarray | memoryview) else len(text)
+    total = int(np.add.reduce(text_lens))
+    if total != text_bytes:
+        raise ValueError(f"text_lens add up to {total} bytes, but text has {text_bytes}")
+    columns += (generated, text_lens, text, _PADS[-text_bytes % 4])
+    return text_bytes
 
 
-def _within(name: str, value: int, limit: int) -> None:
+def _add_families(columns: list[Any], rows: int, families: Families) -> list[tuple[int, int, int] | None]:
+    """Append the families' columns; return their header entries."""
+    if len(families) != FAMILIES:
+        raise ValueError(
+            f"{len(families)} families given; expected {FAMILIES}, None for an absent one, or none"
+        )
+    sizes: list[tuple[int, int, int] | None] = []
+    for kind, family in enumerate(families):
+        if family is None:
+            sizes.append(None)
+        else:
+            entry, added = encode_family(kind, family, rows)
+            sizes.append(entry)
+            columns += added
+    return sizes if any(sizes) else []
+
+
+def _sealed(header_len: int, parts: list[Any]) -> list[Buffer]:
+    """Return the prefix and the parts as one: a copy here is cheaper than many parts in the lane's write."""
+    try:
+        rest = b"".join(parts)
+    except BufferError as error:
+        raise ValueError(f"a column is not contiguous: {error}") from error
+    size = len(rest)
+    return [_PREFIX.pack(header_len, _PREFIX_BYTES + size, _check(rest, size, header_len)), rest]
+
+
+def _misfit(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) -> str:
+    """Say which core column does not fit."""
+    rows = len(routes)
+    if rows > MAX_ROWS:
+        return f"{rows} rows in a BATCH; at most {MAX_ROWS}: split the step"
+    for name, column, dtype in (
+        ("routes", routes, _U64),
+        ("first", first, _U32),
+        ("counts", counts, _U32),
+        ("prompt_tokens", prompt_tokens, _U32),
+        ("ids", ids, _I32),
+    ):
+        expected = len(ids) if name == "ids" else rows
+        if column.dtype is not dtype or len(column) != expected:
+            return f"{name} is {column.dtype}[{len(column)}], not {dtype}[{expected}]"
+    raise AssertionError("all core columns fit")
+
+
+def _check_range(name: str, value: int, limit: int) -> None:
     if not 0 <= value <= limit:
-        raise BadBatch(f"BATCH {name} {value} is not in 0..{limit}")
+        raise BadColumns(f"{name} is {value}, not in 0..{limit}")
 
 
-def _sums(name: str, column: U32, total_name: str, expected: int) -> None:
-    # u32 columns of at most 2^20 rows, added up in u64: cannot overflow.
+def _check_sum(name: str, column: U32, total_name: str, expected: int) -> None:
+    # At most 2^20 u32 elements, added up in u64: cannot overflow.
     total = int(np.add.reduce(column, dtype=np.uint64))
     if total != expected:
-        raise BadBatch(f"BATCH {name} add up to {total}, {total_name} is {expected}")
+        raise BadColumns(f"{name} add up to {total}, {total_name} is {expected}")
 
 
-def _candidates(body: memoryview, data: int, rows: int | None = None) -> tuple[int, ...]:
+def _named(body: memoryview, data: int, rows: int | None) -> tuple[int, ...]:
     """Return the routes a rejected frame names: its first column, as far as there can be one.
 
-    A row takes at least 20 bytes, so at most a 20th of the data can be rows; when the header's row count
-    says less, it is believed, when more, not.
+    A row takes at least 20 bytes, so at most a 20th of the data can be rows. A header's row count is
+    believed up to there; without a header, all of that is looked at. What is no live route does no harm.
     """
-    room = (len(body) - data) // 20
-    named = room if rows is None or not 0 <= rows <= room else rows
-    words = np.frombuffer(body, _U64, max(0, min(named, MAX_ROWS)), min(data, len(body)))
-    return tuple(int(route) for route in words if route)
+    room = min((len(body) - data) // _ROW_BYTES, MAX_ROWS)
+    named = rows if rows is not None and 0 <= rows <= room else room
+    return tuple(int(route) for route in np.frombuffer(body, _U64, named, data) if route)

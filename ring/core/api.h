@@ -136,3 +136,6 @@ typedef struct consumer_stats {
 
 int ring_lane_stats(const ring *r, uint32_t lane, lane_stats *out);
 int ring_consumer_stats(const ring *r, uint32_t index, consumer_stats *out);
+
+/* The check over a BATCH body, see check.h. `seed` is its header_len. Safe on any bytes. */
+uint64_t outfeed_check(const uint8_t *data, size_t size, uint64_t seed);

@@ -1,0 +1,370 @@
+"""The optional columns of a BATCH: log probabilities, hidden states, and the texts of their tokens.
+
+A family is sparse: it lists the rows that have it, so a row that asked for nothing is not in it, costs no
+byte and no work. In wire order (the field's), with what follows each one's `rows u32[k] │ counts u32[k]`:
+
+    0 output_logprobs        flat    values f32[p] │ ids i32[p]
+    1 input_logprobs         flat
+    2 output_top_logprobs    ragged  lengths u32[p] │ values f32[e] │ ids i32[e]
+    3 input_top_logprobs     ragged
+    4 output_ids_logprobs    ragged
+    5 input_ids_logprobs     ragged
+    6 hidden_states          hidden  values f32[p * width]
+      token_texts            rows u32[k] │ ids i32[m] │ lens u32[m] │ UTF-8, zero-padded to 4
+
+`k` rows, ascending; `counts` says how many of the `p` positions each has; in a ragged family `lengths` says
+how many of the `e` entries each position has, 0 being a null position. A leading null of a flat family is
+NaN. Each family's header entry is the three numbers that size it: [k, p, e], [k, p, p], [k, p, width] or
+[k, m, bytes]; nil when it is absent.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+U32 = NDArray[np.uint32]
+I32 = NDArray[np.int32]
+F32 = NDArray[np.float32]
+
+U32_TYPE: Final = np.dtype("<u4")
+I32_TYPE: Final = np.dtype("<i4")
+F32_TYPE: Final = np.dtype("<f4")
+
+MAX_COUNT: Final = (1 << 31) - 1
+
+
+class Kind(IntEnum):
+    """A family's place in the header."""
+
+    OUTPUT_LOGPROBS = 0
+    INPUT_LOGPROBS = 1
+    OUTPUT_TOP_LOGPROBS = 2
+    INPUT_TOP_LOGPROBS = 3
+    OUTPUT_IDS_LOGPROBS = 4
+    INPUT_IDS_LOGPROBS = 5
+    HIDDEN_STATES = 6
+
+
+FAMILIES: Final = len(Kind)
+RAGGED: Final = frozenset(
+    (
+        Kind.OUTPUT_TOP_LOGPROBS,
+        Kind.INPUT_TOP_LOGPROBS,
+        Kind.OUTPUT_IDS_LOGPROBS,
+        Kind.INPUT_IDS_LOGPROBS,
+    )
+)
+
+
+class BadColumns(ValueError):
+    """Columns that do not fit their header or each other."""
+
+
+class Family:
+    """One family's columns.
+
+    rows    u32[k], the batch's rows that have it, ascending
+    counts  u32[k], positions of each
+    values  f32[p], f32[e] for a ragged family, f32[p * width] for hidden states
+    ids     i32, as many as values; None for hidden states
+    lengths u32[p], entries of each position; None unless ragged
+    width   numbers in one hidden state; 0 otherwise
+    """
+
+    __slots__ = ("counts", "ids", "lengths", "rows", "values", "width")
+
+    def __init__(
+        self,
+        rows: U32,
+        counts: U32,
+        values: F32,
+        ids: I32 | None = None,
+        lengths: U32 | None = None,
+        width: int = 0,
+    ) -> None:
+        self.rows = rows
+        self.counts = counts
+        self.values = values
+        self.ids = ids
+        self.lengths = lengths
+        self.width = width
+
+    def select(self, place: NDArray[np.intp]) -> "Family | None":
+        """Keep the rows r with place[r] >= 0 and number them place[r]; None when none is left."""
+        renumbered = place[self.rows]
+        keep = np.flatnonzero(renumbered >= 0)
+        if keep.size == 0:
+            return None
+        rows, counts = renumbered[keep].astype(U32_TYPE), self.counts[keep]
+        positions = spans(self.counts, keep)
+        if self.lengths is not None:
+            entries = spans(self.lengths, positions)
+            assert self.ids is not None
+            return Family(rows, counts, self.values[entries], self.ids[entries], self.lengths[positions])
+        if self.ids is not None:
+            return Family(rows, counts, self.values[positions], self.ids[positions])
+        vectors = self.values.reshape(-1, self.width) if self.width else self.values.reshape(0, 0)
+        values = vectors[positions].reshape(-1) if self.width else self.values[:0]
+        return Family(rows, counts, values, width=self.width)
+
+
+class TokenTexts:
+    """The texts of the tokens in the logprob families, for the rows that asked for them (egress form only).
+
+    A token's text is its own decoding, alone and with special tokens kept, so it depends on the id only:
+    the frame carries each id once, however many rows and positions name it. The shard fills it in.
+
+    rows u32[k]  the rows that asked, ascending
+    ids  i32[m]  every id in those rows' families, ascending, each once (`wanted_ids` finds them)
+    lens u32[m]  bytes of each id's text
+    text         the UTF-8 end to end
+    """
+
+    __slots__ = ("ids", "lens", "rows", "text")
+
+    def __init__(self, rows: U32, ids: I32, lens: U32, text: bytes) -> None:
+        self.rows = rows
+        self.ids = ids
+        self.lens = lens
+        self.text = text
+
+    def as_dict(self) -> dict[int, str]:
+        """Return id → text."""
+        texts, start = {}, 0
+        for token, length in zip(self.ids.tolist(), self.lens.tolist(), strict=True):
+            texts[token] = self.text[start : start + length].decode("utf-8")
+            start += length
+        return texts
+
+
+Families = Sequence[Family | None]
+
+
+def spans(counts: U32, keep: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the indices, in a column of sum(counts) elements, of what belongs to the places in `keep`."""
+    ends = np.cumsum(counts, dtype=np.intp)
+    taken = counts[keep].astype(np.intp)
+    total = int(taken.sum())
+    # Each kept place's run is its start plus 0..count-1; a ramp minus each run's own offset makes the latter.
+    shift = np.repeat(ends[keep] - taken - (np.cumsum(taken) - taken), taken)
+    return shift + np.arange(total, dtype=np.intp)
+
+
+def wanted_ids(families: Families, rows: ArrayLike, of: int) -> I32:
+    """Return the distinct ids, ascending, that the given rows (of a batch of `of`) name in any family."""
+    place = np.full(of, -1, dtype=np.intp)
+    place[np.asarray(rows, dtype=np.intp)] = 0
+    found = [
+        part.ids
+        for family in families
+        if family is not None and family.ids is not None
+        if (part := family.select(place)) is not None and part.ids is not None
+    ]
+    return np.unique(np.concatenate(found)) if found else np.empty(0, I32_TYPE)
+
+
+def flat_family(rows: Iterable[tuple[int, ArrayLike, ArrayLike]]) -> Family | None:
+    """Build output or input logprobs from (row, values, ids), rows ascending; None when there are none."""
+    listed = [(row, np.asarray(values, F32_TYPE), np.asarray(ids, I32_TYPE)) for row, values, ids in rows]
+    if not listed:
+        return None
+    return Family(
+        np.array([row for row, _, _ in listed], U32_TYPE),
+        np.array([len(values) for _, values, _ in listed], U32_TYPE),
+        np.concatenate([values for _, values, _ in listed]),
+        np.concatenate([ids for _, _, ids in listed]),
+    )
+
+
+def ragged_family(
+    rows: Iterable[tuple[int, Sequence[tuple[ArrayLike, ArrayLike] | None]]],
+) -> Family | None:
+    """Build a top-k or token-id family from (row, positions), a position being (values, ids) or None."""
+    listed = list(rows)
+    if not listed:
+        return None
+    entries = [
+        (np.empty(0, F32_TYPE), np.empty(0, I32_TYPE))
+        if position is None
+        else (np.asarray(position[0], F32_TYPE), np.asarray(position[1], I32_TYPE))
+        for _, positions in listed
+        for position in positions
+    ]
+    return Family(
+        np.array([row for row, _ in listed], U32_TYPE),
+        np.array([len(positions) for _, positions in listed], U32_TYPE),
+        np.concatenate([np.empty(0, F32_TYPE), *(values for values, _ in entries)]),
+        np.concatenate([np.empty(0, I32_TYPE), *(ids for _, ids in entries)]),
+        np.array([len(values) for values, _ in entries], U32_TYPE),
+    )
+
+
+def hidden_family(rows: Iterable[tuple[int, ArrayLike]]) -> Family | None:
+    """Build hidden states from (row, f32[vectors, width]); all rows have one width."""
+    listed = [(row, np.asarray(vectors, F32_TYPE)) for row, vectors in rows]
+    if not listed:
+        return None
+    widths = {vectors.shape[1] for _, vectors in listed}
+    if len(widths) != 1:
+        raise ValueError(f"hidden states of one batch have widths {sorted(widths)}; expected one")
+    return Family(
+        np.array([row for row, _ in listed], U32_TYPE),
+        np.array([len(vectors) for _, vectors in listed], U32_TYPE),
+        np.concatenate([vectors.reshape(-1) for _, vectors in listed]),
+        width=widths.pop(),
+    )
+
+
+def encode_family(
+    kind: int, family: Family, batch_rows: int
+) -> tuple[tuple[int, int, int], list[NDArray[Any]]]:
+    """Return a family's header entry and columns; BadColumns when they do not fit."""
+    name = Kind(kind).name.lower()
+    k, positions = len(family.rows), _total(family.counts)
+    _check_rows(name, family.rows, family.counts, batch_rows)
+    columns: list[NDArray[Any]] = [_typed(name, family.rows, U32_TYPE), _typed(name, family.counts, U32_TYPE)]
+    if (family.lengths is not None) != (kind in RAGGED) or (family.ids is None) != (
+        kind == Kind.HIDDEN_STATES
+    ):
+        raise BadColumns(f"{name}: the family given is of another kind")
+    entries = third = positions
+    if family.lengths is not None:
+        entries = third = _total(family.lengths)
+        _same(name, "positions", positions, "lengths", len(family.lengths))
+        columns.append(_typed(name, family.lengths, U32_TYPE))
+    if family.ids is None:
+        third, entries = family.width, positions * family.width
+    _same(name, "entries", entries, "values", len(family.values))
+    columns.append(_typed(name, family.values, F32_TYPE))
+    if family.ids is not None:
+        _same(name, "entries", entries, "ids", len(family.ids))
+        columns.append(_typed(name, family.ids, I32_TYPE))
+    return (k, positions, third), columns
+
+
+def encode_texts(
+    texts: TokenTexts, batch_rows: int
+) -> tuple[tuple[int, int, int], list[NDArray[Any] | bytes]]:
+    """Return the header entry and columns of the token texts; BadColumns when they do not fit."""
+    _ascending("token_texts rows", texts.rows, batch_rows)
+    _ascending("token_texts ids", texts.ids, None)
+    _same("token_texts", "ids", len(texts.ids), "lens", len(texts.lens))
+    _same("token_texts", "sum of lens", _total(texts.lens), "bytes", len(texts.text))
+    check_text("token_texts", texts.text, texts.lens)
+    columns: list[NDArray[Any] | bytes] = [
+        _typed("token_texts", texts.rows, U32_TYPE),
+        _typed("token_texts", texts.ids, I32_TYPE),
+        _typed("token_texts", texts.lens, U32_TYPE),
+        texts.text,
+        bytes(-len(texts.text) % 4),
+    ]
+    return (len(texts.rows), len(texts.ids), len(texts.text)), columns
+
+
+def family_bytes(kind: int, k: int, positions: int, third: int) -> int:
+    """Return how many bytes a header entry implies; BadColumns when a number is out of range."""
+    for number in (k, positions, third):
+        if not 0 <= number <= MAX_COUNT:
+            raise BadColumns(f"{Kind(kind).name.lower()}: {number} in its header is not in 0..{MAX_COUNT}")
+    if kind == Kind.HIDDEN_STATES:
+        return 4 * (2 * k + positions * third)
+    if kind in RAGGED:
+        return 4 * (2 * k + positions + 2 * third)
+    if third != positions:
+        raise BadColumns(
+            f"{Kind(kind).name.lower()}: {positions} positions but {third} entries in its header"
+        )
+    return 4 * (2 * k + 2 * positions)
+
+
+def texts_bytes(k: int, ids: int, text: int) -> int:
+    """Return how many bytes the header entry of the token texts implies."""
+    for number in (k, ids, text):
+        if not 0 <= number <= MAX_COUNT:
+            raise BadColumns(f"token_texts: {number} in its header is not in 0..{MAX_COUNT}")
+    return 4 * (k + 2 * ids) + text + -text % 4
+
+
+def decode_family(
+    kind: int, entry: tuple[int, int, int], body: memoryview, at: int, batch_rows: int
+) -> Family:
+    """Return a family from its columns at `at`, where `family_bytes` has been found to fit."""
+    name = Kind(kind).name.lower()
+    k, positions, third = entry
+    rows: U32 = np.frombuffer(body, U32_TYPE, k, at)
+    counts: U32 = np.frombuffer(body, U32_TYPE, k, at + 4 * k)
+    at += 8 * k
+    _check_rows(name, rows, counts, batch_rows)
+    _same(name, "sum of counts", _total(counts), "positions", positions)
+    if kind == Kind.HIDDEN_STATES:
+        return Family(rows, counts, np.frombuffer(body, F32_TYPE, positions * third, at), width=third)
+    lengths: U32 | None = None
+    if kind in RAGGED:
+        lengths = np.frombuffer(body, U32_TYPE, positions, at)
+        at += 4 * positions
+        _same(name, "sum of lengths", _total(lengths), "entries", third)
+    values: F32 = np.frombuffer(body, F32_TYPE, third, at)
+    return Family(rows, counts, values, np.frombuffer(body, I32_TYPE, third, at + 4 * third), lengths)
+
+
+def decode_texts(entry: tuple[int, int, int], body: memoryview, at: int, batch_rows: int) -> TokenTexts:
+    """Return the token texts from their columns at `at`, where `texts_bytes` has been found to fit."""
+    k, count, size = entry
+    rows: U32 = np.frombuffer(body, U32_TYPE, k, at)
+    ids: I32 = np.frombuffer(body, I32_TYPE, count, at + 4 * k)
+    lens: U32 = np.frombuffer(body, U32_TYPE, count, at + 4 * (k + count))
+    start = at + 4 * (k + 2 * count)
+    text = bytes(body[start : start + size])
+    _ascending("token_texts rows", rows, batch_rows)
+    _ascending("token_texts ids", ids, None)
+    _same("token_texts", "sum of lens", _total(lens), "bytes", size)
+    check_text("token_texts", text, lens)
+    return TokenTexts(rows, ids, lens, text)
+
+
+def check_text(name: str, text: bytes, lens: U32) -> None:
+    """Check that a text column is UTF-8 and that no row's part begins inside a character."""
+    if text.isascii():
+        return
+    try:
+        str(text, "utf-8")
+    except UnicodeDecodeError as error:
+        raise BadColumns(f"{name}: not UTF-8 at byte {error.start}: {error.reason}") from error
+    starts = np.cumsum(lens, dtype=np.int64)
+    starts = starts[starts < len(text)]
+    inside = np.flatnonzero((np.frombuffer(text, np.uint8)[starts] & 0xC0) == 0x80)
+    if inside.size:
+        raise BadColumns(f"{name}: a part begins inside a character, at byte {int(starts[inside[0]])}")
+
+
+def _check_rows(name: str, rows: U32, counts: U32, batch_rows: int) -> None:
+    _same(name, "rows", len(rows), "counts", len(counts))
+    _ascending(f"{name} rows", rows, batch_rows)
+
+
+def _ascending(name: str, column: NDArray[Any], limit: int | None) -> None:
+    if len(column) == 0:
+        return
+    if not bool((column[1:] > column[:-1]).all()):
+        raise BadColumns(f"{name}: not ascending")
+    if limit is not None and int(column[-1]) >= limit:
+        raise BadColumns(f"{name}: {int(column[-1])} in a batch of {limit} rows")
+
+
+def _total(column: U32) -> int:
+    # u32 elements added up in u64: fewer than 2^31 of them cannot overflow it.
+    return int(np.add.reduce(column, dtype=np.uint64))
+
+
+def _same(name: str, what: str, value: int, other: str, expected: int) -> None:
+    if value != expected:
+        raise BadColumns(f"{name}: {what} {value}, {other} {expected}")
+
+
+def _typed(name: str, column: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if column.dtype != dtype or column.ndim != 1:
+        raise BadColumns(f"{name}: a column is {column.dtype}[{column.ndim}d], not {dtype}[1d]")
+    return np.ascontiguousarray(column)
