@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from cffi import FFI
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
@@ -51,6 +51,17 @@ def sidecar() -> FFI:
     return core("sidecar", "_rows")
 
 
+def fast() -> Extension:
+    """The ring's per-frame calls as Python methods, `outfeed.ring._fast`: see the file's head for why."""
+    return Extension(
+        "outfeed.ring._fast",
+        sources=["ring/core/python/fast.c"],
+        depends=["ring/core/api.h"],
+        extra_compile_args=FLAGS,
+        py_limited_api=True,
+    )
+
+
 class BuildPy(build_py):
     """The root is the package, and this file lies in it: keep it out of the wheel."""
 
@@ -62,5 +73,7 @@ class BuildPy(build_py):
 
 if __name__ == "__main__":
     setup(
-        cmdclass={"build_py": BuildPy}, cffi_modules=["setup.py:ring", "setup.py:shards", "setup.py:sidecar"]
+        cmdclass={"build_py": BuildPy},
+        cffi_modules=["setup.py:ring", "setup.py:shards", "setup.py:sidecar"],
+        ext_modules=[fast()],
     )

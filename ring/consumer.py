@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Self
 
 from ._core import ffi, lib
+from ._fast import Reader
 from .doorbell import Doorbell
 from .errors import ConsumerBusy, CorruptLane, RingClosed
 from .segment import Segment
@@ -19,20 +20,20 @@ Frame = tuple[int, int, memoryview]
 """(lane, tag, body). A plain tuple: a named one would double what a small frame costs to read."""
 
 LONGEST_WAIT_S = 1.0
+_READ = int(ffi.cast("uintptr_t", ffi.addressof(lib, "reader_read")))
 _SPIN_NS = 5_000  # about what going to sleep and being woken costs; longer only burns the peer's core
 
 
-class Consumer:
-    """One cursor of a ring, for one thread at a time. Made by `Ring.consumer`."""
+class Consumer(Reader):
+    """One cursor of a ring, for one thread at a time. Made by `Ring.consumer`.
+
+    `read(limit=256, upto=None)` comes from the C base: one call per batch of zero-copy frames.
+    """
 
     __slots__ = (
         "__weakref__",
-        "_columns",
-        "_frames",
         "_handle",
-        "_memory",
         "_segment",
-        "_upto",
         "doorbell",
         "index",
         "lanes",
@@ -45,43 +46,8 @@ class Consumer:
         self.lanes = lanes
         self.doorbell = doorbell
         self._segment = segment
-        self._memory = memory.toreadonly()
         self._handle = handle
-        most = lib.RING_MAX_BATCH
-        self._columns = tuple(
-            ffi.new(f"{kind}[]", most) for kind in ("uint32_t", "uint32_t", "uint64_t", "uint64_t")
-        )
-        self._frames = ffi.new("frames *", self._columns)
-        self._upto = ffi.new("uint64_t[]", lanes)
-
-    def read(self, limit: int = 256, upto: Sequence[int] | None = None) -> list[Frame]:
-        """Return up to `limit` (1-4096) unread frames as (lane, tag, body); [] when there is none.
-
-        Lanes take turns, a lane's frames come in order. Each body is a read-only view of the lane, valid
-        until the next `release`; copy what must live longer. With `upto` (from `tails`), frames that start
-        at or beyond a lane's position there stay unread.
-
-        A corrupt lane costs itself alone: the frames read before the fault and those of other lanes are
-        returned, then one later call, before it reads anything, raises CorruptLane for it, once; from
-        then on the lane is skipped.
-        """
-        if upto is not None:
-            if len(upto) != self.lanes:
-                raise ValueError(f"upto has {len(upto)} positions; this ring has {self.lanes} lanes")
-            self._upto[0 : self.lanes] = upto
-        if not 1 <= limit <= lib.RING_MAX_BATCH:
-            raise ValueError(f"limit {limit}: expected 1 to {lib.RING_MAX_BATCH} frames")
-        count = lib.reader_read(self._handle, limit, ffi.NULL if upto is None else self._upto, self._frames)
-        if count <= 0:
-            if count:
-                self._refuse(count)
-            return []
-        unpack = ffi.unpack
-        lane, tag, start, end = self._columns
-        bodies = map(slice, unpack(start, count), unpack(end, count))
-        return list(
-            zip(unpack(lane, count), unpack(tag, count), map(self._memory.__getitem__, bodies), strict=True)
-        )
+        self._bind(_READ, int(ffi.cast("uintptr_t", handle)), memory.toreadonly(), lanes)
 
     def release(self) -> None:
         """Say that everything read so far is handled: its room goes back to the writers.

@@ -9,19 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from ._core import ffi, lib
+from ._fast import Writer
 from .errors import CorruptLane, FrameTooLarge, RingClosed, RingError, RingFull, WriterBusy
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from typing_extensions import Buffer
-
     from .segment import Segment
-
-    Part = Buffer | NDArray[Any]
 
 __all__ = ["LaneWriter"]
 
 LONGEST_TIMEOUT_S = 3600.0
+_WRITE = int(ffi.cast("uintptr_t", ffi.addressof(lib, "writer_write")))
 
 
 def nanoseconds(timeout: float) -> int:
@@ -31,29 +28,11 @@ def nanoseconds(timeout: float) -> int:
     return int(timeout * 1e9)
 
 
-def _gather(parts: "tuple[Part, ...]") -> tuple[Any, list[Any]]:
-    """Return the C part list and what keeps the buffers where they are."""
-    if len(parts) > lib.RING_MAX_PARTS:
-        raise ValueError(
-            f"{len(parts)} parts: a frame is gathered from at most {lib.RING_MAX_PARTS}; join some"
-        )
-    table = ffi.new("part[]", len(parts))
-    views = []
-    for index, part in enumerate(parts):
-        try:
-            view = ffi.from_buffer(part)
-        except (BufferError, ValueError) as error:
-            raise ValueError(f"part {index} ({type(part).__name__}) is not a C-contiguous buffer") from error
-        views.append(view)
-        table[index].bytes = view
-        table[index].length = len(view)
-    return table, views
-
-
-class LaneWriter:
+class LaneWriter(Writer):
     """The right to write one lane, from one thread at a time. Made by `Ring.writer`.
 
-    `lane` is its index, `max_frame` the largest body in bytes: a quarter of the lane.
+    `lane` is its index, `max_frame` the largest body in bytes: a quarter of the lane. `write(tag, *parts,
+    timeout=0.0)` comes from the C base: one call per frame, gathering the parts.
     """
 
     __slots__ = ("__weakref__", "_handle", "_memory", "_offset", "_segment", "lane", "max_frame")
@@ -66,24 +45,8 @@ class LaneWriter:
         self._segment = segment
         self._memory = memory
         self._handle = handle
+        self._bind(_WRITE, int(ffi.cast("uintptr_t", handle)))
         self._offset = ffi.new("uint64_t *")
-
-    def write(self, tag: int, *parts: "Part", timeout: float = 0.0) -> None:
-        """Write one frame whose body is `parts` end to end, in one C call, without joining them here.
-
-        `tag` is 0-255; each part is a C-contiguous buffer (bytes, bytearray, memoryview, numpy array). With
-        `timeout` 0 a full lane is RingFull at once; else the call waits, parked, up to so many seconds (at
-        most an hour). Nothing is visible to any consumer unless the whole frame is.
-
-        Raises FrameTooLarge, RingFull, CorruptLane, RingClosed, WriterBusy (a second thread), ValueError.
-        """
-        if len(parts) == 1 and type(part := parts[0]) is bytes and timeout == 0.0:
-            code = lib.writer_write_one(self._handle, tag, part, len(part), 0)
-        else:
-            table, views = _gather(parts)
-            code = self._until(timeout, lambda ns: lib.writer_write(self._handle, tag, table, len(views), ns))
-        if code != 0:
-            self._refuse(code, tag, sum(len(ffi.from_buffer(part)) for part in parts), timeout)
 
     def _until(self, timeout: float, call: Callable[[int], int]) -> int:
         """Make a C call that may wait, again after each signal (handlers run here), until time is up."""

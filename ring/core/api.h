@@ -89,7 +89,6 @@ int writer_claim(const ring *r, uint32_t lane, uint64_t expected, uint64_t mine,
 int writer_close(lane_writer *w);
 void writer_free(lane_writer *w);
 int writer_write(lane_writer *w, int tag, const part *parts, uint32_t count, int64_t timeout_ns);
-int writer_write_one(lane_writer *w, int tag, const uint8_t *body, uint64_t length, int64_t timeout_ns);
 /* *offset gets the body's offset in the segment. */
 int writer_reserve(lane_writer *w, uint64_t size, int64_t timeout_ns, uint64_t *offset);
 int writer_commit(lane_writer *w, int tag, uint64_t size);

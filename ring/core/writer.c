@@ -177,11 +177,6 @@ int writer_write(lane_writer *w, int tag, const part *parts, uint32_t count, int
     return rc;
 }
 
-int writer_write_one(lane_writer *w, int tag, const uint8_t *body, uint64_t length, int64_t timeout_ns) {
-    part one = {.bytes = body, .length = length};
-    return writer_write(w, tag, &one, 1, timeout_ns);
-}
-
 int writer_reserve(lane_writer *w, uint64_t size, int64_t timeout_ns, uint64_t *offset) {
     int rc = guard_enter(&w->guard);
     if (rc != RING_OK) return rc;

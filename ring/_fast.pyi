@@ -1,0 +1,21 @@
+"""The per-frame calls, built from core/python/fast.c."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+class Writer:
+    """The base of LaneWriter."""
+
+    def write(self, tag: int, /, *parts: Buffer | NDArray[Any], timeout: float = 0.0) -> None:
+        """Write one frame whose body is `parts` end to end; see the method's own docstring."""
+    def _bind(self, write: int, handle: int, /) -> None: ...
+
+class Reader:
+    """The base of Consumer."""
+
+    def read(self, limit: int = 256, upto: Sequence[int] | None = None) -> list[tuple[int, int, memoryview]]:
+        """Return up to `limit` unread frames as (lane, tag, body); see the method's own docstring."""
+    def _bind(self, read: int, handle: int, view: memoryview, lanes: int, /) -> None: ...
