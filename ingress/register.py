@@ -1,0 +1,193 @@
+"""From a checked prompt to a running request: a route, REGISTER to its shard, GENERATE to the scheduler.
+
+The order is what makes it safe. The caller gets the route first (`open`) and makes its sink known to the
+reader; `submit` then writes REGISTER before GENERATE, so a row can neither reach a shard that does not know
+its request nor a reader that has no sink for it. If either ring is full the client gets a 503 at once and
+the shard is told to forget: nothing stays registered.
+
+    ticket = ingress.open(prompt)                # rid claimed, route taken; RidInUse, Unavailable
+    reader.register(ticket.route, ticket.rid, sender)
+    try:
+        ingress.submit(ticket)                   # REGISTER, GENERATE; Unavailable, BadRequest
+    except Refused:
+        reader.unregister(ticket.route)          # the ticket is closed already
+        raise
+    ...
+    ingress.end(ticket.route)                    # the reader's on_end: FORGET, route and rid free again
+
+Must not know how a response is delivered.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..ring.errors import FrameTooLarge, RingError
+from ..ring.frames import Abort, Control, Forget, Generate, Register, Tag, encode
+from ..ring.route import format_route
+from .errors import BadRequest, RidInUse, Unavailable
+from .request import Ready, make_rid
+from .routes import RouteTable
+
+
+class FrameWriter(Protocol):
+    """What is needed of a lane's writer (`ring.LaneWriter`)."""
+
+    def write(self, tag: int, /, *parts: Any, timeout: float = 0.0) -> None:
+        """Write one frame at once, or raise RingFull (or FrameTooLarge) and have written nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A request that has its route and its rid. `prompt` is None for a control request."""
+
+    route: int
+    rid: str
+    prompt: Ready | None
+
+
+class Ingress:
+    """Registers and submits the requests of one gateway. Any thread; a call writes at most two frames.
+
+    `control` and `request` are the gateway's lanes on those rings. `detect_stops` is passed to the shards:
+    true when the scheduler does not look for stop strings itself.
+    """
+
+    def __init__(
+        self, control: FrameWriter, request: FrameWriter, routes: RouteTable, *, detect_stops: bool = False
+    ) -> None:
+        self.routes = routes
+        self._control = control
+        self._request = request
+        self._detect_stops = detect_stops
+        # One lock for tables and lanes: a lane has one writer at a time, and every hold is microseconds.
+        self._lock = threading.Lock()
+        self._by_rid: dict[str, Ticket] = {}
+        self._by_route: dict[int, Ticket] = {}
+        self._unforgotten: dict[int, None] = {}
+
+    def open(self, prompt: Ready) -> Ticket:
+        """Claim the prompt's rid and a route. Nothing is sent yet.
+
+        RidInUse (409): a live request of this gateway has the rid. Unavailable (503): no route is free.
+        """
+        return self._open(prompt.rid, prompt)
+
+    def open_control(self, rid: str | None = None) -> Ticket:
+        """Claim a route for a control request (`submit_control`), as `open` does for a prompt."""
+        return self._open(make_rid() if rid is None else rid, None)
+
+    def submit(self, ticket: Ticket) -> None:
+        """Write REGISTER, then GENERATE. On any failure the ticket is closed and nothing stays registered.
+
+        Unavailable (503) when a ring is full or closed, BadRequest when the prompt is larger than a frame.
+        """
+        prompt = ticket.prompt
+        if prompt is None:
+            raise ValueError("this ticket is a control request's: use submit_control")
+        register = Register(
+            ticket.route,
+            ticket.rid,
+            prompt.decode_options(detect_stops=self._detect_stops),
+            prompt.prompt_tail,
+            prompt.prompt_tokens,
+        )
+        generate = Generate(
+            ticket.route,
+            ticket.rid,
+            prompt.input_ids,
+            prompt.params.to_scheduler(),
+            prompt.logprobs,
+            prompt.stream,
+        )
+        register_body, generate_body = encode(register), encode(generate)
+        with self._lock:
+            self._must_be_open(ticket)
+            self._retry_forgets()
+            if self._unforgotten:
+                self._close(ticket)
+                raise Unavailable("the shards are behind with the requests that ended; try again soon")
+            self._send(self._control, Tag.REGISTER, register_body, ticket)
+            self._send(self._request, Tag.GENERATE, generate_body, ticket)
+
+    def submit_control(self, ticket: Ticket, op: str, body: bytes = b"") -> None:
+        """Write CONTROL: an operation answered by one RESULT or ERROR. Fails as `submit` does."""
+        frame = encode(Control(ticket.route, ticket.rid, op, body))
+        with self._lock:
+            self._must_be_open(ticket)
+            self._send(self._request, Tag.CONTROL, frame, ticket)
+
+    def abort(self, route: int, rid: str = "", reason: str = "") -> None:
+        """Write ABORT for a route, live here or not: the scheduler must hear of it in any case.
+
+        Raises RingError (RingFull) when it could not be written: call again. Fits the reader's `on_abort`.
+        """
+        with self._lock:
+            self._request.write(Tag.ABORT, encode(Abort(route, rid)))
+
+    def end(self, route: int) -> None:
+        """The request is over: FORGET to its shard, its route and rid free again. Never raises for a ring.
+
+        A FORGET that finds the control ring full is kept and sent before the next REGISTER. Ending a route
+        twice, or one that is not live, changes nothing. Fits the reader's `on_end`.
+        """
+        with self._lock:
+            ticket = self._by_route.get(route)
+            if ticket is None:
+                return
+            if ticket.prompt is not None:
+                self._forget(route)
+            self._close(ticket)
+
+    def route_of(self, rid: str) -> int | None:
+        """Return the route of this gateway's live request with that rid (for `/abort_request`), or None."""
+        ticket = self._by_rid.get(rid)
+        return None if ticket is None else ticket.route
+
+    def live(self) -> int:
+        """Return how many requests have a route now."""
+        return len(self._by_route)
+
+    def _open(self, rid: str, prompt: Ready | None) -> Ticket:
+        with self._lock:
+            if rid in self._by_rid:
+                raise RidInUse(f"rid {rid!r} names a request that is still running; use another, or none")
+            ticket = Ticket(self.routes.acquire(), rid, prompt)
+            self._by_rid[rid] = ticket
+            self._by_route[ticket.route] = ticket
+            return ticket
+
+    def _must_be_open(self, ticket: Ticket) -> None:
+        if self._by_route.get(ticket.route) is not ticket:
+            raise ValueError(f"ticket of route {format_route(ticket.route)} is closed; open a new one")
+
+    def _close(self, ticket: Ticket) -> None:
+        del self._by_route[ticket.route]
+        del self._by_rid[ticket.rid]
+        self.routes.release(ticket.route)
+
+    def _send(self, writer: FrameWriter, tag: Tag, frame: bytes, ticket: Ticket) -> None:
+        """Write one frame of a ticket's; on failure close it, and unregister it if it was registered."""
+        try:
+            writer.write(tag, frame)
+            return
+        except RingError as error:
+            if tag is Tag.GENERATE:
+                self._forget(ticket.route)
+            self._close(ticket)
+            if isinstance(error, FrameTooLarge):
+                raise BadRequest("", f"the request is too large to hand over: {error}") from None
+            raise Unavailable(f"the server cannot take a request now ({error}); try again soon") from None
+
+    def _forget(self, route: int) -> None:
+        self._unforgotten[route] = None
+        self._retry_forgets()
+
+    def _retry_forgets(self) -> None:
+        """Send what FORGETs there are until one is refused. Bounded: while one waits no REGISTER goes."""
+        for route in list(self._unforgotten):
+            try:
+                self._control.write(Tag.FORGET, encode(Forget(route)))
+            except RingError:
+                return
+            del self._unforgotten[route]

@@ -1,0 +1,375 @@
+"""A `/generate` body becomes checked prompts: who asks for what, in ids the scheduler can take.
+
+`decode_body` reads JSON, `parse_generate` checks a body against the model, `Tokenize` turns texts into ids
+on its own threads, `ready` checks what only the ids can tell. Nothing here writes to a ring.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ring.frames import DecodeOptions, LogprobOptions
+from .errors import BadRequest, Unavailable, show
+from .fields import boolean, integer, text
+from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, parse_each
+
+MAX_BODY_BYTES = 16 << 20
+MAX_BATCH = 1024
+MAX_RID_BYTES = 256
+MAX_WAITING_TEXTS = 4096
+PROMPT_TAIL = 64
+"""How many prompt ids a shard gets: the context in which the first output id is decoded."""
+
+GENERATE_FIELDS = (
+    "text",
+    "input_ids",
+    "sampling_params",
+    "stream",
+    "rid",
+    "return_logprob",
+    "top_logprobs_num",
+    "token_ids_logprob",
+    "logprob_start_len",
+    "return_text_in_logprobs",
+    "return_hidden_states",
+)
+
+
+class Tokenizer(Protocol):
+    """What is needed of `tokenizers.Tokenizer`."""
+
+    def encode(self, sequence: str, /) -> Any:
+        """Return an object whose `ids` are the text's token ids; may be called from any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What requests are checked against.
+
+    `context_length` counts prompt and output tokens; `characters_per_token` is how long a token's text is
+    taken to be when a stop_regex is weighed; `defaults` are sampling parameters below the client's own.
+    """
+
+    vocab_size: int
+    context_length: int
+    tokenizer: Tokenizer | None = None
+    characters_per_token: float = CHARACTERS_PER_TOKEN
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.defaults:
+            # A server that starts with bad defaults would refuse every request: better not to start.
+            SamplingParams.parse(dict(self.defaults), vocab_size=self.vocab_size, where="server defaults")
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One prompt of a request, checked as far as it can be before it is tokenized."""
+
+    rid: str
+    text: str | None
+    ids: NDArray[np.int32] | None
+    params: SamplingParams
+    logprobs: LogprobOptions
+
+
+@dataclass(slots=True)
+class GenerateRequest:
+    """A whole `/generate` body: `batch` says that the answer is a list, whatever its length."""
+
+    prompts: list[Prompt]
+    batch: bool
+    stream: bool
+
+
+@dataclass(slots=True)
+class Ready:
+    """One prompt that may be submitted: everything REGISTER and GENERATE carry but the route."""
+
+    rid: str
+    input_ids: bytes
+    prompt_tokens: int
+    params: SamplingParams
+    logprobs: LogprobOptions
+    stream: bool
+
+    @property
+    def prompt_tail(self) -> bytes:
+        """The last ids of the prompt, at most 64, i32 little-endian."""
+        return self.input_ids[-4 * PROMPT_TAIL :]
+
+    def decode_options(self, *, detect_stops: bool = False) -> DecodeOptions:
+        """Return how the shard turns this prompt's output into text."""
+        params = self.params
+        return DecodeOptions(
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            no_stop_trim=params.no_stop_trim,
+            stop=list(params.stop_strs or ()),
+            stop_token_ids=list(params.stop_token_ids or ()),
+            stop_regex=list(params.stop_regex_strs or ()),
+            detect_stops=detect_stops,
+            return_text_in_logprobs=self.logprobs.return_text_in_logprobs,
+        )
+
+
+def decode_body(body: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BODY_BYTES) -> Any:
+    """Read a JSON body; BadRequest when it is too large, too deep or not JSON.
+
+    Depth needs no limit of its own here: the decoder stops at the interpreter's recursion limit, long
+    before memory or time matter, and no field of a request takes more than three levels.
+    """
+    if len(body) > max_bytes:
+        raise BadRequest("", f"the body has {len(body)} bytes; at most {max_bytes} are taken")
+    try:
+        return msgspec.json.decode(body)
+    except RecursionError:
+        raise BadRequest("", "the body is nested too deeply; no field takes more than three levels") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        problem = str(error)
+    raw = bytes(body)
+    if b"Infinity" in raw or b"NaN" in raw:
+        # Python clients write these; a logit_bias of -Infinity is meant, and NaN deserves a field's name.
+        try:
+            return json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            problem = str(error)
+    raise BadRequest("", f"the body is not JSON: {problem[:200]}")
+
+
+def parse_generate(body: Any, model: Model) -> GenerateRequest:
+    """Check a decoded `/generate` body; BadRequest names the field and, in a list, the entry."""
+    if type(body) is not dict:
+        raise BadRequest("", f"the body must be a JSON object, got {show(body)}")
+    for name in body:
+        if name not in GENERATE_FIELDS:
+            known = ", ".join(GENERATE_FIELDS)
+            raise BadRequest("", f"unknown field {show(name)}; the known ones are {known}")
+    texts, ids, batch = _prompts(body, model)
+    count = len(texts)
+    params = parse_each(
+        body.get(WHERE),
+        count,
+        vocab_size=model.vocab_size,
+        tokenizer_present=model.tokenizer is not None,
+        defaults=model.defaults,
+        max_output_tokens=model.context_length,
+        characters_per_token=model.characters_per_token,
+    )
+    rids = _rids(body.get("rid"), count, batch)
+    logprobs = _logprobs(body, count, batch, model)
+    stream = body.get("stream")
+    return GenerateRequest(
+        [Prompt(*one) for one in zip(rids, texts, ids, params, logprobs, strict=True)],
+        batch,
+        False if stream is None else boolean(stream, "stream"),
+    )
+
+
+def ready(prompt: Prompt, ids: NDArray[np.int32] | Sequence[int], stream: bool, model: Model) -> Ready:
+    """Check a prompt's ids against the context length and the logprob start; BadRequest names the field."""
+    array = np.ascontiguousarray(ids, dtype="<i4")
+    count, wanted = len(array), prompt.params.max_new_tokens
+    field = "input_ids" if prompt.text is None else "text"
+    if count == 0:
+        raise BadRequest(field, "must hold at least one token")
+    if count >= model.context_length:
+        raise BadRequest(
+            field,
+            f"has {count} tokens, and the context holds {model.context_length} with the output; shorten it",
+        )
+    if wanted is not None and count + wanted > model.context_length:
+        raise BadRequest(
+            f"{WHERE}.max_new_tokens",
+            f"must be at most {model.context_length - count} after a prompt of {count} tokens (the context "
+            f"holds {model.context_length}), got {wanted}",
+        )
+    start = prompt.logprobs.logprob_start_len
+    if start > count:
+        raise BadRequest("logprob_start_len", f"must be in [-1, {count}], the prompt's length; got {start}")
+    return Ready(prompt.rid, array.tobytes(), count, prompt.params, prompt.logprobs, stream)
+
+
+class Tokenize:
+    """Turns texts into ids on a few threads of its own, so that no event loop waits for a long prompt.
+
+    At most `waiting` texts are queued or in work; one more is Unavailable at once.
+    """
+
+    def __init__(self, model: Model, *, threads: int = 2, waiting: int = MAX_WAITING_TEXTS) -> None:
+        self._model = model
+        self._limit = waiting
+        self._in_work = 0
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="outfeed-tokenize")
+
+    async def ready(self, request: GenerateRequest) -> list[Ready]:
+        """Tokenize a request's texts and check every prompt. Raises BadRequest, Unavailable."""
+        texts = [prompt.text for prompt in request.prompts if prompt.text is not None]
+        found = iter(await self._encode(texts)) if texts else iter(())
+        done = []
+        for prompt in request.prompts:
+            ids = prompt.ids if prompt.ids is not None else next(found)
+            done.append(ready(prompt, ids, request.stream, self._model))
+        return done
+
+    async def _encode(self, texts: list[str]) -> list[list[int]]:
+        tokenizer = self._model.tokenizer
+        if tokenizer is None:
+            raise BadRequest("text", "needs a tokenizer, and this server runs without one; send input_ids")
+        if self._in_work + len(texts) > self._limit:
+            raise Unavailable(
+                f"{self._in_work} texts wait to be tokenized, at most {self._limit} may; try again soon"
+            )
+        self._in_work += len(texts)
+        loop = asyncio.get_running_loop()
+        try:
+            return list(
+                await asyncio.gather(
+                    *(loop.run_in_executor(self._pool, _ids_of, tokenizer, text) for text in texts)
+                )
+            )
+        finally:
+            self._in_work -= len(texts)
+
+    def close(self) -> None:
+        """Stop the threads; texts in work are finished, queued ones dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text).ids
+    return ids
+
+
+def make_rid() -> str:
+    """Return a request id that no other request has."""
+    return os.urandom(16).hex()
+
+
+def _prompts(
+    body: Mapping[str, Any], model: Model
+) -> tuple[list[str | None], list[NDArray[np.int32] | None], bool]:
+    """Return texts and ids side by side, one of the two for each prompt, and whether it is a batch."""
+    given, ids = body.get("text"), body.get("input_ids")
+    if (given is None) == (ids is None):
+        raise BadRequest("text", "give exactly one of text and input_ids")
+    if given is not None:
+        if type(given) is str:
+            return [text(given, "text")], [None], False
+        entries = _batch(given, "text", "a string or a list of strings")
+        return [text(one, f"text[{i}]") for i, one in enumerate(entries)], [None] * len(entries), True
+    if type(ids) is list and ids and type(ids[0]) is list:
+        entries = _batch(ids, "input_ids", "a list of token ids or a list of such lists")
+        arrays = [_token_array(one, f"input_ids[{i}]", model) for i, one in enumerate(entries)]
+        return [None] * len(entries), [*arrays], True
+    return [None], [_token_array(ids, "input_ids", model)], False
+
+
+def _batch(value: Any, name: str, accepted: str) -> list[Any]:
+    if type(value) is not list:
+        raise BadRequest(name, f"must be {accepted}, got {show(value)}")
+    if not 1 <= len(value) <= MAX_BATCH:
+        raise BadRequest(name, f"a batch has 1 to {MAX_BATCH} prompts, got {len(value)}")
+    return value
+
+
+def _token_array(value: Any, name: str, model: Model) -> NDArray[np.int32]:
+    """Check a list of ids as a whole, and look for the culprit only when there is one."""
+    if type(value) is not list or not value:
+        raise BadRequest(name, f"must be a non-empty list of token ids, got {show(value)}")
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < model.vocab_size:
+        return np.array(value, dtype="<i4")
+    for index, one in enumerate(value):
+        if type(one) is not int or not 0 <= one < model.vocab_size:
+            raise BadRequest(
+                f"{name}[{index}]", f"must be a token id in [0, {model.vocab_size}), got {show(one)}"
+            )
+    raise AssertionError("a list of ids failed as a whole and passed entry by entry")
+
+
+def _rids(value: Any, count: int, batch: bool) -> list[str]:
+    """Return one rid per prompt: the client's, or made ones. A batch's single rid gets a number appended."""
+    if value is None:
+        return [make_rid() for _ in range(count)]
+    if type(value) is list and batch:
+        if len(value) != count:
+            raise BadRequest("rid", f"must be a string or a list of {count}, got {show(value)}")
+        rids = [_rid(one, f"rid[{i}]") for i, one in enumerate(value)]
+        if len(set(rids)) != count:
+            raise BadRequest("rid", "must be different for each prompt of a batch")
+        return rids
+    rid = _rid(value, "rid")
+    return [f"{rid}_{i}" for i in range(count)] if batch else [rid]
+
+
+def _rid(value: Any, name: str) -> str:
+    if type(value) is not str or not value or len(value) > MAX_RID_BYTES:
+        raise BadRequest(name, f"must be a string of 1 to {MAX_RID_BYTES} characters, got {show(value)}")
+    return text(value, name)
+
+
+def _logprobs(body: Mapping[str, Any], count: int, batch: bool, model: Model) -> list[LogprobOptions]:
+    """Return each prompt's options; in a batch, a list of an option has one entry per prompt."""
+    if not any(name in body for name, _ in _LOGPROB_DEFAULTS):
+        return [LogprobOptions()] * count
+
+    def column(name: str, default: Any) -> list[Any]:
+        value: Any = body.get(name)
+        per_prompt = type(value) is list and batch
+        if name == "token_ids_logprob":
+            per_prompt = per_prompt and any(type(one) is list or one is None for one in value)
+        if not per_prompt:
+            return [(name, default if value is None else value)] * count
+        if len(value) != count:
+            raise BadRequest(name, f"a list of it needs one entry per prompt, {count}; got {len(value)}")
+        return [(f"{name}[{i}]", default if one is None else one) for i, one in enumerate(value)]
+
+    columns = [column(name, default) for name, default in _LOGPROB_DEFAULTS]
+    return [_options(*row, vocab_size=model.vocab_size) for row in zip(*columns, strict=True)]
+
+
+# In the order of LogprobOptions' fields, which is the order `_options` takes them in.
+_LOGPROB_DEFAULTS: tuple[tuple[str, Any], ...] = (
+    ("return_logprob", False),
+    ("top_logprobs_num", 0),
+    ("token_ids_logprob", []),
+    ("logprob_start_len", -1),
+    ("return_text_in_logprobs", False),
+    ("return_hidden_states", False),
+)
+Named = tuple[str, Any]
+
+
+def _options(
+    wanted: Named, top: Named, ids: Named, start: Named, texts: Named, hidden: Named, *, vocab_size: int
+) -> LogprobOptions:
+    count = integer(top[1], top[0])
+    if not 0 <= count <= vocab_size:
+        raise BadRequest(top[0], f"must be in [0, {vocab_size}], the vocabulary; got {show(count)}")
+    name, tokens = ids
+    if type(tokens) is not list or len(tokens) > vocab_size:
+        raise BadRequest(name, f"must be a list of at most {vocab_size} token ids, got {show(tokens)}")
+    for index, token in enumerate(tokens):
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise BadRequest(
+                f"{name}[{index}]", f"must be a token id in [0, {vocab_size}), got {show(token)}"
+            )
+    first = integer(start[1], start[0])
+    if first < -1:
+        raise BadRequest(start[0], f"must be at least -1, got {show(first)}")
+    return LogprobOptions(
+        return_logprob=boolean(wanted[1], wanted[0]),
+        top_logprobs_num=count,
+        token_ids_logprob=list(tokens),
+        logprob_start_len=first,
+        return_text_in_logprobs=boolean(texts[1], texts[0]),
+        return_hidden_states=boolean(hidden[1], hidden[0]),
+    )

@@ -1,0 +1,90 @@
+"""Which routes are live: one slot per request, on the shard that has the fewest of them.
+
+The table of one reader. A slot is the reader's whatever the shard, so there is one free list; a released
+slot waits at its end, and comes back with the next generation. Must not know what a request is.
+"""
+
+import secrets
+import threading
+from collections import deque
+
+from ..ring.route import (
+    MAX_GENERATION,
+    MAX_SHARDS,
+    MAX_SLOTS,
+    generation_of,
+    make_route,
+    next_generation,
+    reader_of,
+    shard_of,
+    slot_of,
+)
+from .errors import Unavailable
+
+
+class RouteTable:
+    """Gives out the routes of one reader. Any thread.
+
+    A table starts at a random generation: rows meant for the process that had this reader's number before
+    cannot then be taken for rows of this one's requests.
+    """
+
+    def __init__(self, reader: int, shards: int, slots: int, *, generation: int | None = None) -> None:
+        if not 1 <= shards <= MAX_SHARDS:
+            raise ValueError(f"shards {shards} is not in 1..{MAX_SHARDS}")
+        if not 1 <= slots <= MAX_SLOTS:
+            raise ValueError(f"slots {slots} is not in 1..{MAX_SLOTS}")
+        first = secrets.randbelow(MAX_GENERATION) + 1 if generation is None else generation
+        make_route(reader, shards - 1, slots - 1, first)  # says what is out of range
+        self.reader = reader
+        self.slots = slots
+        self._lock = threading.Lock()
+        self._generations = [first] * slots
+        self._free = deque(range(slots))
+        self._held = [0] * slots  # the route in each slot, 0 when free
+        self._live = [0] * shards
+        self._turn = 0
+
+    def acquire(self) -> int:
+        """Return a new route on the shard with the least live load; Unavailable when every slot is taken."""
+        with self._lock:
+            if not self._free:
+                raise Unavailable(
+                    f"all {self.slots} places for requests are taken; send it again when others have ended"
+                )
+            slot = self._free.popleft()
+            shard = self._least()
+            route = make_route(self.reader, shard, slot, self._generations[slot])
+            self._held[slot] = route
+            self._live[shard] += 1
+            return route
+
+    def release(self, route: int) -> bool:
+        """Give a route back. False, without effect, when it is not live here (ended before, or another's)."""
+        with self._lock:
+            slot = slot_of(route)
+            if slot >= self.slots or self._held[slot] != route:
+                return False
+            self._held[slot] = 0
+            self._generations[slot] = next_generation(generation_of(route))
+            self._live[shard_of(route)] -= 1
+            self._free.append(slot)
+            return True
+
+    def is_live(self, route: int) -> bool:
+        """Say whether this very route, generation included, is given out now."""
+        slot = slot_of(route)
+        return reader_of(route) == self.reader and slot < self.slots and self._held[slot] == route
+
+    def loads(self) -> list[int]:
+        """Return the number of live routes on each shard."""
+        with self._lock:
+            return list(self._live)
+
+    def _least(self) -> int:
+        """Find the least loaded shard; equals take turns, so that short requests spread too."""
+        live, count = self._live, len(self._live)
+        turn = self._turn
+        best = min(range(count), key=lambda shard: (live[shard], (shard - turn) % count))
+        self._turn = (best + 1) % count
+        return best

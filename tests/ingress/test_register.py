@@ -1,0 +1,212 @@
+"""A request's way onto the rings: in order, or not at all."""
+
+import threading
+from typing import Any
+
+import pytest
+from outfeed.ingress.errors import BadRequest, RidInUse, Unavailable
+from outfeed.ingress.register import Ingress
+from outfeed.ingress.request import Model, Ready, parse_generate, ready
+from outfeed.ingress.routes import RouteTable
+from outfeed.ring.errors import FrameTooLarge, RingFull
+from outfeed.ring.frames import Control, Forget, Generate, Register, Tag, decode
+
+
+class NoTokenizer:
+    def encode(self, sequence: str, /) -> Any:
+        raise AssertionError("these prompts are ids")
+
+
+MODEL = Model(vocab_size=1000, context_length=200, tokenizer=NoTokenizer())
+
+
+class Lane:
+    """A lane that keeps what is written to it, and is full or too small when told so."""
+
+    def __init__(self, log: list[tuple[str, int, Any]], name: str) -> None:
+        self.log, self.name = log, name
+        self.error: Exception | None = None
+
+    def write(self, tag: int, /, *parts: Any, timeout: float = 0.0) -> None:
+        assert timeout == 0.0
+        if self.error is not None:
+            raise self.error
+        self.log.append((self.name, tag, decode(tag, b"".join(parts))))
+
+
+class Rig:
+    def __init__(self, slots: int = 4) -> None:
+        self.log: list[tuple[str, int, Any]] = []
+        self.control, self.request = Lane(self.log, "control"), Lane(self.log, "request")
+        self.routes = RouteTable(0, 2, slots)
+        self.ingress = Ingress(self.control, self.request, self.routes)
+
+    def tags(self) -> list[tuple[str, int]]:
+        return [(name, tag) for name, tag, _ in self.log]
+
+    def nothing_stays(self) -> bool:
+        return (
+            self.ingress.live() == 0 and self.routes.loads() == [0, 0] and self.ingress.route_of("r") is None
+        )
+
+
+def prompt(rid: str = "r", **params: Any) -> Ready:
+    body = {
+        "input_ids": list(range(1, 81)),
+        "rid": rid,
+        "sampling_params": {"max_new_tokens": 9, **params},
+        "stream": True,
+    }
+    one = parse_generate(body, MODEL).prompts[0]
+    assert one.ids is not None
+    return ready(one, one.ids, True, MODEL)
+
+
+def test_register_comes_before_generate() -> None:
+    rig = Rig()
+    ticket = rig.ingress.open(prompt(stop=["END"], stop_token_ids=[7], no_stop_trim=True, top_p=0.5))
+    assert rig.log == []
+    rig.ingress.submit(ticket)
+    assert rig.tags() == [("control", Tag.REGISTER), ("request", Tag.GENERATE)]
+    register, generate = rig.log[0][2], rig.log[1][2]
+    assert isinstance(register, Register)
+    assert isinstance(generate, Generate)
+    assert register.route == generate.route == ticket.route
+    assert register.rid == generate.rid == "r"
+    assert (register.options.stop, register.options.stop_token_ids, register.options.no_stop_trim) == (
+        ["END"],
+        [7],
+        True,
+    )
+    assert (register.prompt_tokens, len(register.prompt_tail), len(generate.input_ids)) == (80, 256, 320)
+    assert generate.sampling_params["top_p"] == 0.5
+    assert generate.sampling_params["stop_strs"] == ["END"]
+    assert generate.stream
+
+
+def test_a_rid_in_use_is_a_409_until_its_request_ends() -> None:
+    rig = Rig()
+    ticket = rig.ingress.open(prompt())
+    with pytest.raises(RidInUse) as caught:
+        rig.ingress.open(prompt())
+    assert caught.value.status == 409
+    assert rig.routes.loads() in ([1, 0], [0, 1])
+    rig.ingress.submit(ticket)
+    rig.ingress.end(ticket.route)
+    assert rig.tags()[-1] == ("control", Tag.FORGET)
+    again = rig.ingress.open(prompt())
+    assert again.route != ticket.route
+    assert rig.ingress.route_of("r") == again.route
+
+
+def test_a_full_control_ring_is_a_503_and_nothing_was_written() -> None:
+    rig = Rig()
+    rig.control.error = RingFull("full")
+    with pytest.raises(Unavailable) as caught:
+        rig.ingress.submit(rig.ingress.open(prompt()))
+    assert caught.value.status == 503
+    assert rig.log == []
+    assert rig.nothing_stays()
+
+
+def test_a_full_request_ring_is_a_503_and_the_shard_forgets() -> None:
+    rig = Rig()
+    rig.request.error = RingFull("full")
+    ticket = rig.ingress.open(prompt())
+    with pytest.raises(Unavailable):
+        rig.ingress.submit(ticket)
+    assert rig.tags() == [("control", Tag.REGISTER), ("control", Tag.FORGET)]
+    assert rig.log[1][2] == Forget(ticket.route)
+    assert rig.nothing_stays()
+
+
+def test_a_prompt_larger_than_a_frame_is_a_400() -> None:
+    rig = Rig()
+    rig.request.error = FrameTooLarge("320 bytes, at most 64")
+    with pytest.raises(BadRequest):
+        rig.ingress.submit(rig.ingress.open(prompt()))
+    assert rig.nothing_stays()
+
+
+def test_a_forget_that_finds_the_ring_full_is_sent_later_and_before_any_register() -> None:
+    rig = Rig()
+    ticket = rig.ingress.open(prompt("a"))
+    rig.ingress.submit(ticket)
+    rig.control.error = RingFull("full")
+    rig.ingress.end(ticket.route)
+    assert rig.ingress.live() == 0
+    with pytest.raises(Unavailable, match="behind"):
+        rig.ingress.submit(rig.ingress.open(prompt("b")))
+    rig.control.error = None
+    rig.ingress.submit(rig.ingress.open(prompt("c")))
+    assert rig.tags()[2:] == [("control", Tag.FORGET), ("control", Tag.REGISTER), ("request", Tag.GENERATE)]
+    assert rig.log[2][2] == Forget(ticket.route)
+
+
+def test_ending_twice_or_an_unknown_route_changes_nothing() -> None:
+    rig = Rig()
+    ticket = rig.ingress.open(prompt())
+    rig.ingress.submit(ticket)
+    rig.ingress.end(ticket.route)
+    rig.ingress.end(ticket.route)
+    rig.ingress.end(12345)
+    assert len(rig.log) == 3
+    with pytest.raises(ValueError, match="closed"):
+        rig.ingress.submit(ticket)
+
+
+def test_every_slot_taken_is_a_503_and_the_rid_stays_free() -> None:
+    rig = Rig(slots=1)
+    first = rig.ingress.open(prompt("a"))
+    with pytest.raises(Unavailable):
+        rig.ingress.open(prompt("b"))
+    assert rig.ingress.route_of("b") is None
+    rig.ingress.end(first.route)
+    rig.ingress.open(prompt("b"))
+
+
+def test_an_abort_reaches_the_scheduler_even_when_the_request_is_gone_here() -> None:
+    rig = Rig()
+    rig.ingress.abort(77, "gone")
+    assert rig.tags() == [("request", Tag.ABORT)]
+    rig.request.error = RingFull("full")
+    with pytest.raises(RingFull):
+        rig.ingress.abort(77, "gone")
+
+
+def test_a_control_request_has_a_route_and_no_registration() -> None:
+    rig = Rig()
+    ticket = rig.ingress.open_control()
+    rig.ingress.submit_control(ticket, "health", b"{}")
+    assert rig.log == [("request", Tag.CONTROL, Control(ticket.route, ticket.rid, "health", b"{}"))]
+    rig.ingress.end(ticket.route)
+    assert len(rig.log) == 1
+    assert rig.nothing_stays()
+    rig.request.error = RingFull("full")
+    with pytest.raises(Unavailable):
+        rig.ingress.submit_control(rig.ingress.open_control("h"), "health")
+    assert rig.nothing_stays()
+    with pytest.raises(ValueError, match="submit_control"):
+        rig.ingress.submit(rig.ingress.open_control())
+
+
+def test_many_threads_register_and_end_in_order() -> None:
+    rig = Rig(slots=64)
+
+    def work(name: str) -> None:
+        for i in range(50):
+            ticket = rig.ingress.open(prompt(f"{name}-{i}"))
+            rig.ingress.submit(ticket)
+            rig.ingress.end(ticket.route)
+
+    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert rig.ingress.live() == 0
+    seen: dict[int, list[int]] = {}
+    for _, tag, message in rig.log:
+        seen.setdefault(message.route, []).append(tag)
+    assert len(seen) == 200
+    assert all(tags == [Tag.REGISTER, Tag.GENERATE, Tag.FORGET] for tags in seen.values())

@@ -1,0 +1,244 @@
+"""A `/generate` body, from bytes to prompts that may be submitted."""
+
+import asyncio
+import json
+import math
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from outfeed.ingress.errors import BadRequest, Unavailable
+from outfeed.ingress.request import (
+    Model,
+    Ready,
+    Tokenize,
+    decode_body,
+    parse_generate,
+    ready,
+)
+
+
+class Words:
+    """A tokenizer of a kind: one id per word. Remembers the threads it was called from."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def encode(self, sequence: str, /) -> Any:
+        self.threads.add(threading.current_thread().name)
+        self.gate.wait(30)
+        return SimpleNamespace(ids=[len(word) for word in sequence.split()])
+
+
+MODEL = Model(vocab_size=1000, context_length=200, tokenizer=Words())
+BARE = Model(vocab_size=1000, context_length=200)
+
+
+def refused(body: Any, model: Model = MODEL) -> BadRequest:
+    def admit() -> None:
+        for prompt in parse_generate(body, model).prompts:
+            ready(prompt, [1, 2, 3] if prompt.ids is None else prompt.ids, False, model)
+
+    with pytest.raises(BadRequest) as caught:
+        admit()
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_one_text() -> None:
+    request = parse_generate({"text": "hello", "stream": True, "rid": "r1"}, MODEL)
+    (prompt,) = request.prompts
+    assert (prompt.text, prompt.rid, prompt.ids, request.batch, request.stream) == (
+        "hello",
+        "r1",
+        None,
+        False,
+        True,
+    )
+
+
+def test_one_list_of_ids() -> None:
+    request = parse_generate({"input_ids": [5, 0, 999]}, BARE)
+    (prompt,) = request.prompts
+    assert prompt.ids is not None
+    assert prompt.ids.tolist() == [5, 0, 999]
+    assert not request.stream
+    assert len(prompt.rid) == 32
+
+
+def test_a_batch_is_a_batch_whatever_its_length() -> None:
+    assert parse_generate({"text": ["a"]}, MODEL).batch
+    request = parse_generate({"input_ids": [[1], [2, 3]], "sampling_params": [{"top_p": 0.5}, {}]}, MODEL)
+    assert request.batch
+    assert [prompt.params.top_p for prompt in request.prompts] == [0.5, 1.0]
+    assert len({prompt.rid for prompt in request.prompts}) == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {}, {"text": None}, {"text": "a", "input_ids": [1]}, {"text": 5}, {"text": []}, {"text": [1]},
+        {"text": ["a"] * 1025}, {"text": "\ud800"}, {"input_ids": []}, {"input_ids": [[]]},
+        {"input_ids": [1, [2]]}, {"input_ids": [[1], 2]}, {"input_ids": [True]}, {"input_ids": [1.0]},
+        {"input_ids": [-1]}, {"input_ids": [1000]}, {"input_ids": [2**70]}, {"input_ids": "12"},
+        {"text": {"a": 1}}, [], None, 5, "text",
+    ],
+)  # fmt: skip
+def test_what_is_no_prompt_is_refused(body: Any) -> None:
+    refused(body)
+
+
+def test_the_culprit_of_a_list_is_numbered() -> None:
+    assert refused({"input_ids": [[1, 2], [3, 1000]]}).field == "input_ids[1][1]"
+    assert refused({"text": ["a", 7]}).field == "text[1]"
+    assert refused({"text": ["a", "b"], "sampling_params": [{}, {"n": 2}]}).field == "sampling_params[1].n"
+
+
+def test_an_unknown_field_is_named() -> None:
+    assert "'temperature'" in refused({"text": "a", "temperature": 1}).message
+
+
+def test_rids_given_for_a_batch() -> None:
+    assert [p.rid for p in parse_generate({"text": ["a", "b"], "rid": ["x", "y"]}, MODEL).prompts] == [
+        "x",
+        "y",
+    ]
+    assert [p.rid for p in parse_generate({"text": ["a", "b"], "rid": "x"}, MODEL).prompts] == ["x_0", "x_1"]
+    for rid in (["x"], ["x", "x"], ["x", ""], 5, "", "r" * 257, "\ud800"):
+        refused({"text": ["a", "b"], "rid": rid})
+    refused({"text": "a", "rid": ["x"]})
+
+
+def test_killer_logprob_options_beyond_the_vocabulary() -> None:
+    good = parse_generate(
+        {"text": "a", "return_logprob": True, "top_logprobs_num": 1000, "token_ids_logprob": [0, 999]}, MODEL
+    )
+    assert good.prompts[0].logprobs.top_logprobs_num == 1000
+    assert good.prompts[0].logprobs.token_ids_logprob == [0, 999]
+    bad: dict[str, list[Any]] = {
+        "top_logprobs_num": [1001, -1, 2**40, True, 1.5, "1"],
+        "token_ids_logprob": [[1000], [-1], [True], 5, "x", [[1]]],
+        "logprob_start_len": [-2, 4, 2**70, "0"],
+        "return_logprob": [1, "true", []],
+        "return_text_in_logprobs": [0],
+        "return_hidden_states": ["yes"],
+    }
+    for name, values in bad.items():
+        for value in values:
+            assert refused({"text": "a", name: value}).field.startswith(name)
+
+
+def test_logprob_options_per_prompt() -> None:
+    body = {
+        "text": ["a", "b"],
+        "return_logprob": [True, None],
+        "token_ids_logprob": [[1], None],
+        "top_logprobs_num": 2,
+    }
+    first, second = (prompt.logprobs for prompt in parse_generate(body, MODEL).prompts)
+    assert (first.return_logprob, second.return_logprob) == (True, False)
+    assert (first.token_ids_logprob, second.token_ids_logprob) == ([1], [])
+    assert (first.top_logprobs_num, second.top_logprobs_num) == (2, 2)
+    assert refused({"text": ["a", "b"], "return_logprob": [True]}).field == "return_logprob"
+    assert refused({"text": ["a", "b"], "top_logprobs_num": [1, 2000]}).field == "top_logprobs_num[1]"
+
+
+def test_the_context_holds_prompt_and_output() -> None:
+    def one(ids: int, params: dict[str, Any]) -> Ready:
+        prompt = parse_generate({"input_ids": [1] * ids, "sampling_params": params}, BARE).prompts[0]
+        assert prompt.ids is not None
+        return ready(prompt, prompt.ids, True, BARE)
+
+    assert one(100, {"max_new_tokens": 100}).prompt_tokens == 100
+    one(199, {"max_new_tokens": None})
+    with pytest.raises(BadRequest, match="at most 99 after a prompt of 101"):
+        one(101, {"max_new_tokens": 100})
+    with pytest.raises(BadRequest, match="context holds 200"):
+        one(200, {"max_new_tokens": None})
+
+
+def test_the_prompt_tail_is_the_last_64_ids() -> None:
+    prompt = parse_generate({"input_ids": list(range(70))}, BARE).prompts[0]
+    assert prompt.ids is not None
+    done = ready(prompt, prompt.ids, False, BARE)
+    assert len(done.input_ids) == 280
+    assert done.prompt_tail == done.input_ids[24:]
+
+
+def test_without_a_tokenizer_text_cannot_be_a_prompt() -> None:
+    with pytest.raises(BadRequest, match="input_ids"):
+        asyncio.run(Tokenize(BARE).ready(parse_generate({"text": "a"}, BARE)))
+
+
+def test_tokenizing_happens_on_other_threads_and_keeps_the_order() -> None:
+    words = Words()
+    model = Model(vocab_size=1000, context_length=200, tokenizer=words)
+    tokenize = Tokenize(model)
+    texts = [" ".join(["x" * n] * 3) for n in range(1, 30)]
+    done = asyncio.run(tokenize.ready(parse_generate({"text": texts}, model)))
+    tokenize.close()
+    assert [int.from_bytes(one.input_ids[:4], "little") for one in done] == list(range(1, 30))
+    assert all(name.startswith("outfeed-tokenize") for name in words.threads)
+
+
+def test_too_many_waiting_texts_are_a_503_and_the_places_come_back() -> None:
+    words = Words()
+    model = Model(vocab_size=1000, context_length=200, tokenizer=words)
+    tokenize = Tokenize(model, waiting=2)
+
+    async def run() -> None:
+        words.gate.clear()
+        first = asyncio.create_task(tokenize.ready(parse_generate({"text": ["a", "b"]}, model)))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="2 texts wait"):
+            await tokenize.ready(parse_generate({"text": "c"}, model))
+        words.gate.set()
+        await first
+        await tokenize.ready(parse_generate({"text": "c"}, model))
+
+    asyncio.run(run())
+    tokenize.close()
+
+
+def test_an_empty_text_has_no_tokens() -> None:
+    tokenize = Tokenize(MODEL)
+    with pytest.raises(BadRequest, match="at least one token"):
+        asyncio.run(tokenize.ready(parse_generate({"text": " "}, MODEL)))
+    tokenize.close()
+
+
+def test_bad_server_defaults_stop_the_server_not_the_requests() -> None:
+    with pytest.raises(BadRequest, match=r"server defaults\.top_p"):
+        Model(vocab_size=10, context_length=10, defaults={"top_p": 7})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"nul", b"\xff\xfe", b'{"text": "\\ud800"}', b"[" * 10**6, b'{"a":' * 10**5,
+        b'{"a": 1e999}', b"{'a': 1}", b'{"x": NaN, ', b"[NaN" + b"[" * 10**5,
+    ],
+)  # fmt: skip
+def test_what_is_not_json_is_a_400(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        parse_generate(decode_body(body), MODEL)
+
+
+def test_a_huge_body_is_refused_before_it_is_read() -> None:
+    with pytest.raises(BadRequest, match="at most 100"):
+        decode_body(b"[" * 101, max_bytes=100)
+
+
+def test_minus_infinity_is_read_for_a_bias_and_nan_is_named() -> None:
+    body = decode_body(b'{"text": "a", "sampling_params": {"logit_bias": {"5": -Infinity}}}')
+    assert parse_generate(body, MODEL).prompts[0].params.logit_bias == {"5": -math.inf}
+    nan = decode_body(b'{"text": "a", "sampling_params": {"top_p": NaN}}')
+    assert refused(nan).field == "sampling_params.top_p"
+
+
+def test_whole_numbers_of_any_size_reach_their_fields_check() -> None:
+    body = {"text": "a", "sampling_params": {"sampling_seed": 10**300}}
+    assert refused(decode_body(json.dumps(body).encode())).field == "sampling_params.sampling_seed"
