@@ -1,0 +1,218 @@
+"""One running instance: its segments made together, found together and removed together.
+
+The launcher makes an instance; every other process attaches to it. /dev/shm itself is the register: an
+instance is there while its board is, and alive while any process that the board or a ring names is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from .board import Board, InstanceConfig, Phase, Role
+from .errors import RingError
+from .names import PREFIX, check_instance, doorbell_name, egress_name, segment_name, split_name
+from .ring import Ring
+from .segment import SHM, in_use, listed, sweep, unlink
+
+STRAGGLERS_S: Final = 3.0
+
+
+class InstanceRunning(RingError):
+    """The instance id is taken by a live instance."""
+
+
+class InstanceGone(RingError):
+    """There is no live instance of that name."""
+
+
+class Instance:
+    """An instance's board and the names of its rings.
+
+    Rings are opened one by one by who needs them; a process opens only what it reads or writes.
+    """
+
+    def __init__(self, board: Board, made: list[Ring] | None = None) -> None:
+        self.board = board
+        self.config = board.config
+        self._made = made or []
+
+    @classmethod
+    def create(cls, config: InstanceConfig) -> Instance:
+        """Make every segment of a new instance, after removing what a dead one of that name left.
+
+        Raises:
+            InstanceRunning: a live process has that instance open.
+            NoRoom: /dev/shm cannot hold it; nothing is left behind.
+            BadInstanceName, BadCapacity: the configuration cannot be used.
+        """
+        check_instance(config.instance)
+        _wait_for_stragglers(config.instance)
+        with _register():
+            _refuse_live(config.instance)
+            made: list[Ring] = []
+            try:
+                for name, lanes, consumers, capacity in _plan(config):
+                    made.append(Ring.create(name, lanes=lanes, consumers=consumers, capacity=capacity))
+                # The board comes last: whoever can find the instance finds all of it.
+                return cls(Board.create(config), made)
+            except BaseException:
+                for ring in made:
+                    ring.unlink()
+                    ring.close()
+                raise
+
+    @classmethod
+    def attach(cls, instance: str) -> Instance:
+        """Open a running instance.
+
+        Raises:
+            InstanceGone: there is none of that name, or its launcher is dead.
+        """
+        try:
+            board = Board.attach(instance)
+        except FileNotFoundError:
+            names = ", ".join(running()) or "none"
+            raise InstanceGone(
+                f"no instance {instance!r} is running (running: {names}); start it with scripts/launch"
+            ) from None
+        launcher = board.launcher
+        if launcher is None or not launcher.alive():
+            board.close()
+            raise InstanceGone(
+                f"instance {instance!r} is dead: its launcher ({launcher}) is gone; start it again"
+            )
+        return cls(board)
+
+    @property
+    def name(self) -> str:
+        """The instance id."""
+        return self.config.instance
+
+    @property
+    def alive(self) -> bool:
+        """Whether the instance's launcher still runs and has not begun to stop it."""
+        launcher = self.board.launcher
+        return self.board.phase != Phase.STOPPING and launcher is not None and launcher.alive()
+
+    def request(self) -> Ring:
+        """Open the request ring: lanes are gateways, the consumer is the scheduler."""
+        return Ring.attach(segment_name(self.name, "request"))
+
+    def control(self) -> Ring:
+        """Open the control ring: lanes are gateways, consumers are shards."""
+        return Ring.attach(segment_name(self.name, "control"))
+
+    def step(self) -> Ring:
+        """Open the step ring: lanes are scheduler ranks, consumers are shards."""
+        return Ring.attach(segment_name(self.name, "step"))
+
+    def egress(self, reader: int) -> Ring:
+        """Open the egress ring of one reader: lanes are shards, the consumer is the reader."""
+        return Ring.attach(egress_name(self.name, reader))
+
+    def bell(self, role: Role, index: int) -> str:
+        """Name the doorbell of one process."""
+        return doorbell_name(self.name, f"{role}{index}")
+
+    def close_rings(self) -> None:
+        """Let go of the rings that `create` made; the board stays open."""
+        for ring in self._made:
+            ring.close()
+        self._made.clear()
+
+    def close(self) -> None:
+        """Let go of what this process has open; the segments stay."""
+        self.close_rings()
+        self.board.close()
+
+    def remove(self) -> None:
+        """Remove every segment of the instance. For its launcher, when its children have ended.
+
+        A process that still has one open keeps its memory until it lets go; doorbells go with their owners.
+        """
+        with _register():
+            for what in listed(segment_name(self.name, "")):
+                if not what.startswith("sem."):
+                    unlink(what)
+
+
+def running() -> list[str]:
+    """Name the instances that a live process has open."""
+    return sorted({names[0] for name in listed(PREFIX) if (names := split_name(name)) and _is_live(names[0])})
+
+
+def sweep_dead() -> list[str]:
+    """Remove what dead instances left in /dev/shm; return their names. A live one is never touched."""
+    with _register():
+        names = {names[0] for name in listed(PREFIX) if (names := split_name(name))}
+        dead = sorted(name for name in names if not _is_live(name))
+        return [name for name in dead if sweep(segment_name(name, ""))]
+
+
+def leftovers(instance: str) -> list[str]:
+    """Name the files of an instance that are in /dev/shm now."""
+    return listed(segment_name(instance, ""))
+
+
+def _plan(config: InstanceConfig) -> Iterator[tuple[str, int, int, int]]:
+    """Yield (name, lanes, consumers, bytes per lane) of every ring of an instance."""
+    yield segment_name(config.instance, "request"), config.readers, 1, config.request_bytes
+    yield segment_name(config.instance, "control"), config.readers, config.shards, config.control_bytes
+    yield segment_name(config.instance, "step"), config.ranks, config.shards, config.step_bytes
+    for reader in range(config.readers):
+        yield egress_name(config.instance, reader), config.shards, 1, config.egress_bytes
+
+
+@contextlib.contextmanager
+def _register() -> Iterator[None]:
+    """Hold the register: no instance is made or swept by another process meanwhile.
+
+    The lock is on the folder itself, so it leaves no file and a dead holder's lock is gone with it.
+    """
+    folder = os.open(SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _is_live(instance: str) -> bool:
+    """Whether a live process has any segment of the instance open."""
+    return any(in_use(name) for name in leftovers(instance) if not name.startswith("sem."))
+
+
+def _wait_for_stragglers(instance: str) -> None:
+    """Give processes of a dead instance, which look for their launcher now and then, time to notice."""
+    deadline = time.monotonic() + STRAGGLERS_S
+    while time.monotonic() < deadline and _is_live(instance):
+        try:
+            Instance.attach(instance).close()
+        except InstanceGone:
+            time.sleep(0.02)
+            continue
+        return  # it is alive and well: `_refuse_live` says so
+
+
+def _refuse_live(instance: str) -> None:
+    if not _is_live(instance):
+        sweep(segment_name(instance, ""))
+        return
+    try:
+        running = Instance.attach(instance)
+    except InstanceGone:
+        raise InstanceRunning(
+            f"instance {instance!r} is dead, but a process still has it open {STRAGGLERS_S:.0f} s later: "
+            f"end it (fuser -v /dev/shm/{segment_name(instance, '*')} names it), or choose another --instance"
+        ) from None
+    launcher = running.board.launcher
+    pid = launcher.pid if launcher else "unknown"
+    running.close()
+    raise InstanceRunning(
+        f"instance {instance!r} is running already (launcher pid {pid}): stop it, or choose another one"
+    )

@@ -1,0 +1,219 @@
+"""The supervisor: keeps N shard processes running.
+
+A warm parent: it has imported all that a shard needs, so a new shard is one fork away. It watches for
+deaths (SIGCHLD, seen by its owner's loop) and for stopped heartbeats, and replaces what it lost, with a
+pause that grows when a shard keeps dying young and a limit after which it gives up. Must not know frames
+or streams: a new shard sorts those out with the readers.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..ring.board import Board, Role, State
+from ..ring.process import die_with_parent
+
+log = logging.getLogger(__name__)
+
+HEALTHY_AFTER_S: Final = 1.0
+"""A shard that ran this long before it died starts again at once, and earlier strikes are forgotten."""
+
+
+class ShardsFailed(RuntimeError):
+    """A shard could not be started, or kept dying: the instance cannot go on."""
+
+
+def fork_child(main: Callable[[], None]) -> int:
+    """Fork a child that runs `main` and exits: 0 when it returns, 1 with a traceback when it raises.
+
+    The child dies with this process, takes SIGTERM in the default way until it says otherwise, and leaves
+    Ctrl-C to its parent. Returns its pid.
+    """
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        die_with_parent(parent)
+        main()
+        status = 0
+    except SystemExit as leave:
+        status = leave.code if isinstance(leave.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+@dataclass(slots=True)
+class RestartPolicy:
+    """When a dead shard is started again.
+
+    strikes: this many deaths in a row, each before the shard had run HEALTHY_AFTER_S, and the supervisor
+    gives up. pause_s: before the second start of such a row; doubles each time, up to pause_limit_s.
+    """
+
+    strikes: int = 8
+    pause_s: float = 0.02
+    pause_limit_s: float = 1.0
+
+
+@dataclass(slots=True)
+class _Child:
+    shard: int
+    pid: int = 0
+    started: float = 0.0
+    strikes: int = 0
+    start_at: float | None = 0.0
+    ever_ran: bool = False
+    restarts: int = 0
+    deaths: list[str] = field(default_factory=list)
+
+
+class Supervisor:
+    """Runs `run(shard)` in one process per shard. All methods from the launcher's one thread."""
+
+    def __init__(self, board: Board, run: Callable[[int], None], policy: RestartPolicy | None = None) -> None:
+        self._board = board
+        self._run = run
+        self._policy = policy or RestartPolicy()
+        self._children = [_Child(shard) for shard in range(board.config.shards)]
+        self._stopping = False
+
+    def tend(self) -> None:
+        """Reap the dead, kill the hung, start what is due. Call it often; it never blocks.
+
+        Raises:
+            ShardsFailed: a shard died before it ever ran, or its strikes are used up.
+        """
+        for child in self._children:
+            if child.pid:
+                self._watch(child)
+            due = child.start_at is not None and time.monotonic() >= child.start_at
+            if due and not child.pid and not self._stopping:
+                self._start(child)
+
+    def due_in(self) -> float | None:
+        """Seconds until `tend` has something to start; None when nothing waits."""
+        waiting = [child.start_at for child in self._children if not child.pid and child.start_at is not None]
+        return max(0.0, min(waiting) - time.monotonic()) if waiting else None
+
+    @property
+    def running(self) -> bool:
+        """Whether every shard is up and reading its rings."""
+        return all(
+            child.pid
+            and self._board.row(Role.SHARD, child.shard).state == State.RUNNING
+            and (owner := self._board.row(Role.SHARD, child.shard).owner) is not None
+            and owner.pid == child.pid
+            for child in self._children
+        )
+
+    @property
+    def restarts(self) -> int:
+        """How many shards have been replaced so far."""
+        return sum(child.restarts for child in self._children)
+
+    def restart(self, shard: int) -> None:
+        """Replace one shard now, as if it had died."""
+        child = self._children[shard]
+        if child.pid:
+            os.kill(child.pid, signal.SIGTERM)
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """End every shard: SIGTERM, then SIGKILL for what is still there after `grace_s` seconds."""
+        self._stopping = True
+        for child in self._children:
+            if child.pid:
+                os.kill(child.pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while any(child.pid for child in self._children):
+            for child in self._children:
+                if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
+                    child.pid = 0
+                elif child.pid and time.monotonic() > deadline:
+                    log.warning(
+                        "shard %d (pid %d) did not stop in %.1f s: killed", child.shard, child.pid, grace_s
+                    )
+                    os.kill(child.pid, signal.SIGKILL)
+                    os.waitpid(child.pid, 0)
+                    child.pid = 0
+            if any(child.pid for child in self._children):
+                signal.sigtimedwait({signal.SIGCHLD}, 0.05)
+
+    def _start(self, child: _Child) -> None:
+        row = self._board.row(Role.SHARD, child.shard)
+        row.state = State.STARTING
+        row.beat()
+        gc.collect()
+        gc.freeze()  # keep what a shard inherits on pages that it need not copy
+        child.pid = fork_child(lambda: self._run(child.shard))
+        child.started = time.monotonic()
+        child.start_at = None
+
+    def _watch(self, child: _Child) -> None:
+        row = self._board.row(Role.SHARD, child.shard)
+        if row.state == State.RUNNING:
+            child.ever_ran = True
+        pid, status = os.waitpid(child.pid, os.WNOHANG)
+        if pid:
+            self._bury(child, os.waitstatus_to_exitcode(status))
+            return
+        silent = (time.monotonic_ns() - row.heartbeat_ns) / 1e9
+        if silent > self._board.config.heartbeat_limit_s:
+            log.error(
+                "shard %d (pid %d) has shown no heartbeat for %.1f s (limit %.1f s): killed and replaced",
+                child.shard, child.pid, silent, self._board.config.heartbeat_limit_s,
+            )  # fmt: skip
+            os.kill(child.pid, signal.SIGKILL)
+
+    def _bury(self, child: _Child, code: int) -> None:
+        ran = time.monotonic() - child.started
+        cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        pid, child.pid = child.pid, 0
+        if self._stopping:
+            return
+        if not child.ever_ran:
+            raise ShardsFailed(
+                f"shard {child.shard} (pid {pid}) could not start: it {cause} after {ran:.2f} s; its own "
+                "message is above"
+            )
+        child.strikes = 0 if ran >= HEALTHY_AFTER_S else child.strikes + 1
+        if child.strikes >= self._policy.strikes:
+            raise ShardsFailed(
+                f"shard {child.shard} died {child.strikes} times in a row within {HEALTHY_AFTER_S:.0f} s of "
+                f"its start (last: {cause}): giving up"
+            )
+        pause = (
+            min(self._policy.pause_s * 2**child.strikes, self._policy.pause_limit_s) if child.strikes else 0.0
+        )
+        child.start_at = time.monotonic() + pause
+        child.restarts += 1
+        row = self._board.row(Role.SHARD, child.shard)
+        row.epoch += 1
+        log.warning(
+            "shard %d (pid %d) %s after %.2f s: replaced in %.0f ms",
+            child.shard,
+            pid,
+            cause,
+            ran,
+            pause * 1e3,
+        )

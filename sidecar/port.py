@@ -1,0 +1,304 @@
+"""SchedulerPort: the one thing a scheduler imports.
+
+A scheduler attaches, takes requests from `recv`, and after each decode step hands every row over with one
+`push_tokens`: one copy into shared memory, no waiting unless the step ring is full. Must not know how a
+shard decodes or who reads the text.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..ring import Doorbell, wait
+from ..ring.batch import encode_batch
+from ..ring.board import Role, State
+from ..ring.families import Families
+from ..ring.finish import FinishReason
+from ..ring.frames import (
+    TAG_OF,
+    Abort,
+    BadFrame,
+    Control,
+    ErrorFrame,
+    Generate,
+    Message,
+    Result,
+    Tag,
+    decode,
+    encode,
+)
+from ..ring.instance import Instance, InstanceGone
+from .rows import RowTable, UnknownRoute
+
+log = logging.getLogger(__name__)
+
+MAX_ROWS: Final = 1 << 16
+_ONES: Final = np.ones(MAX_ROWS, dtype=np.uint32)
+Finishes = Mapping[int, FinishReason | Mapping[str, Any]]
+
+
+class SchedulerPort:
+    """A scheduler rank's end of an instance's request and step rings.
+
+    One thread at a time. Rank 0 receives the requests; every rank pushes on a lane of its own and first
+    calls `adopt` for requests that rank 0 handed to it.
+    """
+
+    def __init__(self, instance: Instance, rank: int) -> None:
+        self._instance = instance
+        self._rank = rank
+        config = instance.config
+        self._row = instance.board.row(Role.SCHEDULER, rank)
+        self._table = RowTable(config.readers, config.slots)
+        self._bell = Doorbell.create(instance.bell(Role.SCHEDULER, rank))
+        self._step = instance.step()
+        self._request = instance.request()
+        self._writer = self._step.writer(rank, doorbell=self._bell)
+        self._consumer = self._request.consumer(0, self._bell) if rank == 0 else None
+        self._beaten = 0.0
+        self._closed = False
+        self._row.claim(State.RUNNING)
+
+    @classmethod
+    def attach(cls, instance: str, *, rank: int = 0, timeout: float = 10.0) -> SchedulerPort:
+        """Attach as rank `rank` to a running instance; wait up to `timeout` seconds for one to be there.
+
+        Raises:
+            InstanceGone: there is no such instance, even after `timeout` seconds.
+            LaneOwned: a live scheduler has that rank already.
+            IndexError: the instance was not started with that many ranks.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                opened = Instance.attach(instance)
+                break
+            except InstanceGone:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.05)
+        try:
+            return cls(opened, rank)
+        except BaseException:
+            opened.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether the instance still runs. Also this rank's heartbeat: call it, or `recv`, now and then."""
+        self._beat()
+        return not self._closed and self._instance.alive
+
+    @property
+    def stale_rows(self) -> int:
+        """Rows pushed for requests that had already ended; the shards drop them."""
+        return self._table.stale_rows
+
+    def recv(self, limit: int = 1024) -> list[Generate | Abort | Control]:
+        """Return what the gateways sent since the last call, oldest first; [] when nothing did.
+
+        What one call returns counts as handled at the next call: a scheduler that dies in between gets it
+        again when it comes back. An ABORT for a request that has ended is left out.
+        """
+        self._beat()
+        if self._consumer is None:
+            return []
+        self._consumer.release()
+        messages: list[Generate | Abort | Control] = []
+        for frame in self._consumer.read(limit):
+            try:
+                message = decode(frame[1], frame[2])
+            except BadFrame as error:
+                log.error("dropped a frame of gateway %d: %s", frame[0], error)
+                self._row.count("bad_frames")
+                continue
+            if self._accept(message, frame[0]):
+                messages.append(message)  # type: ignore[arg-type]
+        return messages
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep until something is there for `recv`, at most `timeout` seconds (1 s at most a call)."""
+        self._beat()
+        if self._consumer is None:
+            time.sleep(min(timeout, 1.0))
+            return False
+        self._consumer.release()
+        return wait([self._consumer], timeout)
+
+    def adopt(self, request: Generate) -> None:
+        """Take on a request that another rank received, so that this rank can push its rows."""
+        self._table.open(request.route, len(request.input_ids) // 4)
+
+    def push_tokens(
+        self,
+        routes: ArrayLike,
+        ids: ArrayLike,
+        counts: ArrayLike | None = None,
+        *,
+        finishes: Finishes | None = None,
+        families: Families | None = None,
+        timeout: float = 0.0,
+    ) -> None:
+        """Hand over one decode step.
+
+        routes: u64[rows], from `recv`. ids: i32[tokens], row after row, matched stop tokens included.
+        counts: u32[rows], tokens of each row; None means one each. finishes: row → finish reason, for rows
+        whose request ends here. families: the optional columns of this step (logprobs, hidden states).
+        Arrays of just these dtypes are not copied on the way; anything else that
+        numpy can turn into them is.
+        timeout: seconds to wait when the step ring is full; 0 does not wait.
+
+        Raises:
+            RingFull: there was no room within `timeout`; nothing was handed over, push the same again.
+            FrameTooLarge: the step does not fit a quarter of the lane; split it.
+            UnknownRoute: a row's route was never received; nothing was handed over.
+            ValueError: lengths do not match; nothing was handed over.
+        """
+        route_column, id_column = _column(routes, np.uint64, "routes"), _column(ids, np.int32, "ids")
+        count_column = None if counts is None else _column(counts, np.uint32, "counts")
+        rows = len(route_column)
+        if not 0 < rows <= MAX_ROWS:
+            raise ValueError(f"a step has 1 to {MAX_ROWS} rows, not {rows}")
+        if count_column is None:
+            count_column = _ONES[:rows]
+        elif len(count_column) != rows:
+            raise ValueError(f"counts has {len(count_column)} entries for {rows} rows")
+        ended = _reasons(finishes, rows)
+        tokens, first, prompt = self._table.advance(route_column, count_column)
+        try:
+            if tokens != len(id_column):
+                raise ValueError(
+                    f"ids has {len(id_column)} entries, the counts of {rows} rows sum to {tokens}"
+                )
+            parts = encode_batch(
+                time.monotonic_ns(), route_column, first, count_column, prompt, id_column, ended
+            )
+            self._writer.write(Tag.BATCH, *parts, timeout=timeout)
+        except BaseException:
+            self._table.retract(route_column, count_column)
+            raise
+        for row, _ in ended:
+            self._table.end(int(route_column[row]))
+        self._row.count("frames")
+        self._row.count("rows", rows)
+        self._row.count("tokens", tokens)
+
+    def push_result(self, route: int, body: bytes, *, timeout: float = 1.0) -> None:
+        """Answer a Control with `body`, which reaches its handler unchanged.
+
+        Raises:
+            FrameTooLarge: `body` does not fit a frame; answer with `push_error` or something smaller.
+            RingFull: there was no room within `timeout` seconds; nothing was sent.
+            UnknownRoute: the control request was never received, or has been answered.
+        """
+        self._finish(Result(route, body), timeout)
+
+    def push_error(self, route: int, status: int, type: str, message: str, *, timeout: float = 1.0) -> None:
+        """End a request with an error: an HTTP status (400 to 599), a short type, a message for people.
+
+        Raises:
+            RingFull: there was no room within `timeout` seconds; nothing was sent.
+            UnknownRoute: the request was never received, or has ended.
+            ValueError: the status is not an error's.
+        """
+        if not 400 <= status <= 599:
+            raise ValueError(f"status {status} is no error: give 400 to 599")
+        self._finish(ErrorFrame(route, status, type, message), timeout)
+
+    def close(self) -> None:
+        """Detach. Twice is fine; a closed port is not alive and refuses everything else."""
+        if self._closed:
+            return
+        self._closed = True
+        self._row.state = State.STOPPED
+        if self._consumer is not None:
+            self._consumer.close()
+        self._writer.close()
+        self._request.close()
+        self._step.close()
+        self._bell.close()
+        self._instance.close()
+
+    def __enter__(self) -> SchedulerPort:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self, message: Message, lane: int) -> bool:
+        try:
+            match message:
+                case Generate():
+                    self._table.open(message.route, len(message.input_ids) // 4)
+                case Control():
+                    self._table.open(message.route, 0)
+                case Abort():
+                    if not self._table.end(message.route):
+                        return False
+                    self._row.count("aborts")
+                case _:
+                    log.error(
+                        "gateway %d sent a %s on the request ring: dropped", lane, TAG_OF[type(message)].name
+                    )
+                    self._row.count("bad_frames")
+                    return False
+        except UnknownRoute as error:
+            log.error("dropped a frame of gateway %d: %s", lane, error)
+            self._row.count("bad_frames")
+            return False
+        return True
+
+    def _finish(self, message: Result | ErrorFrame, timeout: float) -> None:
+        if not self._table.is_live(message.route):
+            raise UnknownRoute(
+                f"route {message.route:#x} is not a live request of this port: it ended, or never was"
+            )
+        self._writer.write(TAG_OF[type(message)], encode(message), timeout=timeout)
+        self._table.end(message.route)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._beaten > 0.1 and not self._closed:
+            self._beaten = now
+            self._row.beat()
+
+
+def _column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArray[Any]:
+    """Return `values` as a contiguous one-dimensional array of `dtype`, the same one where it is one."""
+    if (
+        type(values) is np.ndarray
+        and values.dtype == dtype
+        and values.ndim == 1
+        and values.flags.c_contiguous
+    ):
+        return values
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}: expected one dimension")
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"{name} has dtype {array.dtype}: expected whole numbers")
+    limits = np.iinfo(dtype)
+    if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
+        raise ValueError(f"{name} has a value outside {limits.min}..{limits.max}")
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
+def _reasons(finishes: Finishes | None, rows: int) -> Sequence[tuple[int, FinishReason]]:
+    if not finishes:
+        return ()
+    reasons = []
+    for row in sorted(finishes):
+        if not 0 <= row < rows:
+            raise ValueError(f"finishes names row {row} of a step of {rows} rows")
+        reason = finishes[row]
+        reasons.append((row, reason if isinstance(reason, FinishReason) else FinishReason(reason)))
+    return reasons

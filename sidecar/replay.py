@@ -1,0 +1,365 @@
+"""The replay scheduler: serves every request with the token ids of a real text.
+
+It stands where an engine would: it receives requests through the port, runs up to `batch` of them at once,
+pushes one step at a time at a set rate with 1 to k tokens per row, and honours max_new_tokens, stop token
+ids, stop strings, stop patterns and aborts. What a request gets depends on its rid alone
+(`replay_start`), so whoever checks a stream can work out the truth without asking.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ring.errors import RingError, RingFull
+from ..ring.finish import FinishReason
+from ..ring.frames import Abort, Control, Generate
+from ..ring.process import die_with_parent
+from .port import MAX_ROWS, SchedulerPort
+
+log = logging.getLogger(__name__)
+
+NO_LIMIT: Final = 1 << 30
+PUSH_WAIT_S: Final = 0.5
+
+
+class Detokenize(Protocol):
+    """What the replay scheduler needs of a tokenizer, to look for stop strings as an engine does."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`."""
+        ...
+
+
+def replay_start(rid: str, corpus: int) -> int:
+    """Return where in a corpus of `corpus` tokens the replay of request `rid` starts."""
+    return zlib.crc32(rid.encode("utf-8", "surrogatepass")) % corpus
+
+
+@dataclass(slots=True)
+class _Stops:
+    """What may end one request before its limit."""
+
+    token_ids: frozenset[int]
+    strings: list[str]
+    patterns: list[re.Pattern[str]]
+    window: int
+    skip_special: bool
+    ids: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, params: dict[str, object]) -> _Stops | None:
+        tokens = frozenset(params.get("stop_token_ids") or ())  # type: ignore[call-overload]
+        strings = list(params.get("stop_strs") or ())  # type: ignore[call-overload]
+        patterns = [re.compile(pattern) for pattern in params.get("stop_regex_strs") or ()]  # type: ignore[attr-defined]
+        if not (tokens or strings or patterns):
+            return None
+        longest = max(int(params.get(name) or 0) for name in ("stop_str_max_len", "stop_regex_max_len"))  # type: ignore[call-overload]
+        return cls(
+            tokens,
+            strings,
+            patterns,
+            min(longest, NO_LIMIT) + 4,
+            bool(params.get("skip_special_tokens", True)),
+        )
+
+    def check(self, new: list[int], tokenizer: Detokenize | None) -> tuple[int, FinishReason | None]:
+        """Return how many of `new` count, and why the request ends there, if it does."""
+        kept, reason = len(new), None
+        for at, token in enumerate(new):
+            if token in self.token_ids:
+                kept, reason = at + 1, FinishReason.stop(token)
+                break
+        before = len(self.ids)
+        self.ids += new[:kept]
+        if tokenizer is None or not (self.strings or self.patterns):
+            return kept, reason
+        spoken = self.ids[:-1] if reason else self.ids
+        tail = tokenizer.decode(spoken[max(0, before - self.window) :], skip_special_tokens=self.skip_special)
+        for text in self.strings:
+            if text in tail:
+                return kept, FinishReason.stop(text)
+        for pattern in self.patterns:
+            if pattern.search(tail):
+                return kept, FinishReason.stop(pattern.pattern)
+        return kept, reason
+
+
+@dataclass(slots=True)
+class ReplayOptions:
+    """How the replay scheduler behaves.
+
+    batch: rows per step at most. tokens_per_step: a row carries 1 to this many tokens. steps_per_second:
+    None runs unthrottled. seed: decides the tokens of each row when there may be several.
+    Raises ValueError when one is out of its range.
+    """
+
+    batch: int = 256
+    tokens_per_step: int = 1
+    steps_per_second: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch <= MAX_ROWS:
+            raise ValueError(f"a batch of {self.batch} rows: give 1 to {MAX_ROWS}")
+        if not 1 <= self.tokens_per_step <= 1024:
+            raise ValueError(f"{self.tokens_per_step} tokens per step: give 1 to 1024")
+        if self.steps_per_second is not None and not 0 < self.steps_per_second <= 1e6:
+            raise ValueError(
+                f"{self.steps_per_second} steps per second: give up to 1000000, or 0 for no limit"
+            )
+
+
+class Replay:
+    """A scheduler over one port. `run` until told to stop; `step` is one decode step."""
+
+    def __init__(
+        self,
+        port: SchedulerPort,
+        corpus: NDArray[np.int32],
+        tokenizer: Detokenize | None = None,
+        options: ReplayOptions | None = None,
+    ) -> None:
+        if corpus.size == 0:
+            raise ValueError("the replayed text has no tokens: give a text that is not empty")
+        self._port = port
+        self._corpus = corpus
+        self._tokenizer = tokenizer
+        self._options = options or ReplayOptions()
+        self._random = np.random.default_rng(self._options.seed)
+        self._waiting: dict[int, Generate] = {}  # route → request, oldest first
+        self._at: dict[int, int] = {}  # route → its row in the arrays below
+        self._routes = np.zeros(self._options.batch, dtype=np.uint64)
+        self._position = np.zeros(self._options.batch, dtype=np.int64)
+        self._left = np.zeros(self._options.batch, dtype=np.int64)
+        self._limit = np.zeros(self._options.batch, dtype=np.int64)
+        self._stops: dict[int, _Stops] = {}  # route → stops, for the few requests that have any
+        self.steps = 0
+        self.tokens = 0
+        self.aborted = 0
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch now."""
+        return len(self._at)
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Serve until `stop()` is true or the instance is gone."""
+        rate = self._options.steps_per_second
+        due = time.monotonic()
+        while not stop() and self._port.alive:
+            self.receive()
+            if not self._at:
+                self._port.wait(0.5)
+                due = time.monotonic()
+                continue
+            self.step()
+            if rate is not None:
+                due = max(due + 1.0 / rate, time.monotonic() - 1.0)
+                while (rest := due - time.monotonic()) > 0 and not stop():
+                    time.sleep(min(rest, 0.5))
+
+    def receive(self) -> None:
+        """Take in what the gateways sent, then fill the batch from what waits."""
+        for message in self._port.recv():
+            match message:
+                case Generate():
+                    self._waiting[message.route] = message
+                case Abort(route=route):
+                    self._abort(route)
+                case Control():
+                    self._answer(message)
+        while self._waiting and len(self._at) < self._options.batch:
+            self._admit(self._waiting.pop(next(iter(self._waiting))))
+
+    def step(self) -> None:
+        """Push one decode step for every running request."""
+        rows = len(self._at)
+        if not rows:
+            return
+        counts, ids = self._next_tokens(rows)
+        finishes = self._finishes(rows, counts, ids)
+        if self._stops:
+            counts, ids = self._apply_stops(counts, ids, finishes)
+        self._push(self._routes[:rows], ids, None if self._options.tokens_per_step == 1 else counts, finishes)
+        self._position[:rows] += counts
+        self._left[:rows] -= counts
+        self.steps += 1
+        self.tokens += len(ids)
+        for route in [int(self._routes[row]) for row in finishes]:
+            self._leave(route)
+
+    def _next_tokens(self, rows: int) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+        most = self._options.tokens_per_step
+        position = self._position[:rows]
+        if most == 1:
+            return np.ones(rows, dtype=np.uint32), self._corpus[position % self._corpus.size]
+        drawn = self._random.integers(1, most + 1, size=rows)
+        counts = np.minimum(drawn, self._left[:rows]).astype(np.uint32)
+        ends = np.cumsum(counts, dtype=np.int64)
+        index = np.arange(ends[-1]) + np.repeat(position - (ends - counts), counts)
+        return counts, self._corpus[index % self._corpus.size]
+
+    def _finishes(
+        self, rows: int, counts: NDArray[np.uint32], ids: NDArray[np.int32]
+    ) -> dict[int, FinishReason]:
+        done = np.flatnonzero(self._left[:rows] <= counts)
+        return {int(row): FinishReason.length(int(self._limit[row])) for row in done}
+
+    def _apply_stops(
+        self, counts: NDArray[np.uint32], ids: NDArray[np.int32], finishes: dict[int, FinishReason]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+        ends = np.cumsum(counts, dtype=np.int64)
+        keep = np.ones(len(ids), dtype=bool)
+        for route, stops in self._stops.items():
+            row = self._at[route]
+            start, end = int(ends[row] - counts[row]), int(ends[row])
+            kept, reason = stops.check(ids[start:end].tolist(), self._tokenizer)
+            if reason is not None:
+                finishes[row] = reason
+                keep[start + kept : end] = False
+                counts[row] = kept
+        return counts, ids if keep.all() else ids[keep]
+
+    def _push(
+        self,
+        routes: NDArray[np.uint64],
+        ids: NDArray[np.int32],
+        counts: NDArray[np.uint32] | None,
+        finishes: dict[int, FinishReason],
+    ) -> None:
+        while self._port.alive:
+            try:
+                self._port.push_tokens(routes, ids, counts, finishes=finishes, timeout=PUSH_WAIT_S)
+                return
+            except RingFull:
+                log.warning("the step ring has been full for %.1f s; pushing again", PUSH_WAIT_S)
+
+    def _admit(self, request: Generate) -> None:
+        limit = request.sampling_params.get("max_new_tokens")
+        limit = NO_LIMIT if limit is None else int(limit)
+        if limit == 0:
+            self._push(
+                np.array([request.route], dtype=np.uint64),
+                np.empty(0, dtype=np.int32),
+                np.zeros(1, dtype=np.uint32),
+                {0: FinishReason.length(0)},
+            )
+            return
+        row = len(self._at)
+        self._at[request.route] = row
+        self._routes[row] = request.route
+        self._position[row] = replay_start(request.rid, self._corpus.size)
+        self._left[row] = self._limit[row] = limit
+        if stops := _Stops.of(request.sampling_params):
+            self._stops[request.route] = stops
+
+    def _abort(self, route: int) -> None:
+        self.aborted += 1
+        if route in self._at:
+            self._leave(route)
+        else:
+            self._waiting.pop(route, None)
+
+    def _leave(self, route: int) -> None:
+        """Take a request out of the batch; the last row moves into its place."""
+        row = self._at.pop(route)
+        self._stops.pop(route, None)
+        last = len(self._at)
+        if row != last:
+            for column in (self._routes, self._position, self._left, self._limit):
+                column[row] = column[last]
+            self._at[int(self._routes[row])] = row
+
+    def _answer(self, message: Control) -> None:
+        if message.op == "health":
+            self._port.push_result(message.route, b'{"healthy":true}')
+        elif message.op == "flush_cache":
+            self._port.push_result(message.route, b'{"success":true}')
+        else:
+            self._port.push_error(
+                message.route,
+                400,
+                "BadRequest",
+                f"control operation {message.op!r} is unknown here: use health or flush_cache",
+            )
+
+
+def load_text(path: str) -> str:
+    """Read a text to replay.
+
+    Raises:
+        ValueError: the file is missing, not UTF-8 or has nothing in it; the message says which and where.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read the text {path}: {error.strerror}; give a UTF-8 text file") from None
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"the text {path} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start} "
+            f"({error.reason}); convert it, for example with iconv"
+        ) from None
+    if not text.strip():
+        raise ValueError(f"the text {path} is empty: give a text with something to replay")
+    return text
+
+
+def load_corpus(tokenizer: Any, text: str) -> NDArray[np.int32]:
+    """Return the token ids of a text, i32[tokens], without special tokens added around it."""
+    return np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the replay scheduler as a process of its own, until SIGTERM or the instance is gone."""
+    parser = argparse.ArgumentParser(prog="replay", description="Serve an instance by replaying a text.")
+    parser.add_argument("--instance", required=True)
+    parser.add_argument("--tokenizer", required=True, metavar="PATH", help="the instance's tokenizer.json")
+    parser.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text to replay")
+    parser.add_argument("--batch", type=int, default=256, help="rows per step at most (default 256)")
+    parser.add_argument("--tokens-per-step", type=int, default=1, help="a row carries 1 to this many tokens")
+    parser.add_argument("--steps-per-second", type=float, default=0.0, help="0: as fast as it goes (default)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    if args.die_with_parent:
+        die_with_parent(args.die_with_parent)
+    stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    from tokenizers import Tokenizer
+
+    try:
+        options = ReplayOptions(args.batch, args.tokens_per_step, args.steps_per_second or None, args.seed)
+        tokenizer = Tokenizer.from_file(args.tokenizer)
+        corpus = load_corpus(tokenizer, load_text(args.text))
+        with SchedulerPort.attach(args.instance) as port:
+            Replay(port, corpus, tokenizer, options).run(lambda: stopped)
+    except (ValueError, RingError) as error:
+        print(f"replay: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

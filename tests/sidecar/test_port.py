@@ -1,0 +1,191 @@
+"""The scheduler's port: what it receives, what it hands over, and what it refuses."""
+
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from outfeed.ring import FrameTooLarge, LaneOwned, RingFull
+from outfeed.ring.batch import Batch, decode_batch
+from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, Message, Result, Tag, decode
+from outfeed.ring.instance import InstanceGone
+from outfeed.ring.route import make_route
+from outfeed.sidecar import FinishReason, SchedulerPort, UnknownRoute
+
+from .conftest import Bench
+
+A, B = make_route(0, 0, 1, 1), make_route(0, 0, 2, 1)
+
+
+def generate(route: int, tokens: int = 3) -> Generate:
+    return Generate(route, f"rid-{route:x}", array("i", range(tokens)).tobytes(), {"max_new_tokens": 8})
+
+
+@pytest.fixture
+def port(bench: Bench) -> Iterator[SchedulerPort]:
+    with SchedulerPort.attach(bench.name) as port:
+        yield port
+
+
+def _pushed(port: SchedulerPort, ids: list[int]) -> bool:
+    try:
+        port.push_tokens([A], ids, [len(ids)])
+    except RingFull:
+        return False
+    return True
+
+
+def steps(bench: Bench) -> list[Batch]:
+    return [decode_batch(body) for _, tag, body in bench.shard.read() if tag == Tag.BATCH]
+
+
+def test_requests_arrive_in_order(bench: Bench, port: SchedulerPort) -> None:
+    assert port.recv() == []
+    assert not port.wait(0)
+    sent: list[Message] = [generate(A), generate(B), Control(make_route(0, 0, 3, 1), "c", "health")]
+    bench.send(*sent)
+    assert port.wait(1)
+    assert port.recv() == sent
+    assert port.recv() == []
+
+
+def test_an_abort_arrives_once_and_only_while_its_request_lives(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(A), Abort(A, "a"), Abort(A, "a"), Abort(B, "never came"))
+    assert port.recv() == [generate(A), Abort(A, "a")]
+
+
+def test_what_was_received_but_not_handled_comes_again_to_the_next_scheduler(bench: Bench) -> None:
+    bench.send(generate(A), generate(B))
+    with SchedulerPort.attach(bench.name) as port:
+        assert port.recv(limit=1) == [generate(A)]
+    with SchedulerPort.attach(bench.name) as port:
+        assert port.recv() == [generate(A), generate(B)]
+
+
+def test_a_step_says_what_came_before_it(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(A, 5), generate(B, 7))
+    port.recv()
+    port.push_tokens([A, B], [10, 20])
+    port.push_tokens([B, A], [21, 22, 11], [2, 1], finishes={0: FinishReason.length(3)})
+    one, two = steps(bench)
+    assert (one.first.tolist(), one.counts.tolist(), one.prompt_tokens.tolist()) == ([0, 0], [1, 1], [5, 7])
+    assert (two.first.tolist(), two.counts.tolist(), two.prompt_tokens.tolist()) == ([1, 1], [2, 1], [7, 5])
+    assert two.routes.tolist() == [B, A]
+    assert two.ids.tolist() == [21, 22, 11]
+    assert list(two.finishes) == [(0, FinishReason.length(3))]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        list,
+        tuple,
+        np.array,
+        lambda values: array("q", values),
+        lambda values: np.array(values, dtype=np.int64)[::1],
+        lambda values: np.repeat(np.array(values, dtype=np.uint64), 2)[::2],
+    ],
+    ids=["list", "tuple", "numpy", "array", "i64", "strided"],
+)
+def test_rows_come_as_anything_numpy_understands(bench: Bench, port: SchedulerPort, kind: type) -> None:
+    bench.send(generate(A), generate(B))
+    port.recv()
+    port.push_tokens(kind([A, B]), kind([1, 2, 3]), kind([1, 2]))
+    (step,) = steps(bench)
+    assert (step.routes.tolist(), step.ids.tolist(), step.counts.tolist()) == ([A, B], [1, 2, 3], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], []), "1 to .* rows, not 0"),
+        (([A], [1, 2]), "ids has 2 entries, the counts of 1 rows sum to 1"),
+        (([A], [1], [1, 1]), "counts has 2 entries for 1 rows"),
+        (([A], [1.5]), "ids has dtype float64"),
+        (([A], [1 << 31]), "ids has a value outside"),
+        (([-1], [1]), "routes has a value outside"),
+        (([A], [1], [-1]), "counts has a value outside"),
+        (([[A]], [1]), r"routes has shape \(1, 1\)"),
+        (([0], [1]), "never received"),
+        (([B], [1]), "never received"),
+    ],
+)
+def test_a_step_that_does_not_fit_together_is_refused_whole(
+    bench: Bench, port: SchedulerPort, arguments: tuple[list[int], ...], message: str
+) -> None:
+    bench.send(generate(A))
+    port.recv()
+    with pytest.raises(ValueError, match=message):
+        port.push_tokens(*arguments)
+    with pytest.raises(ValueError, match="row 1 of a step of 1 rows"):
+        port.push_tokens([A], [1], finishes={1: FinishReason.length(1)})
+    assert steps(bench) == []
+    port.push_tokens([A], [1])
+    assert steps(bench)[0].first.tolist() == [0]
+
+
+def test_a_full_ring_is_said_at_once_and_the_same_push_works_later(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(A))
+    port.recv()
+    ids, pushed = list(range(1000)), 0
+    while _pushed(port, ids):
+        pushed += 1
+    firsts = [int(step.first[0]) for step in steps(bench)]
+    bench.shard.release()
+    port.push_tokens([A], ids, [1000], finishes={0: FinishReason.length(1)})
+    firsts += [int(step.first[0]) for step in steps(bench)]
+    assert firsts == [1000 * k for k in range(pushed + 1)]
+
+
+def test_a_step_larger_than_a_frame_is_refused_with_both_sizes(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(A))
+    port.recv()
+    with pytest.raises(FrameTooLarge, match=r"\d+.*\d+"):
+        port.push_tokens([A], list(range(10_000)), [10_000])
+    port.push_tokens([A], [1])
+    assert steps(bench)[0].first.tolist() == [0]
+
+
+def test_control_requests_get_one_answer(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(Control(A, "c", "health"), generate(B))
+    port.recv()
+    port.push_result(A, b"fine")
+    port.push_error(B, 503, "Busy", "no memory")
+    assert [decode(tag, body) for _, tag, body in bench.shard.read()] == [
+        Result(A, b"fine"),
+        ErrorFrame(B, 503, "Busy", "no memory"),
+    ]
+    with pytest.raises(UnknownRoute, match="ended, or never was"):
+        port.push_result(A, b"again")
+    with pytest.raises(UnknownRoute, match="ended, or never was"):
+        port.push_error(B, 500, "X", "again")
+    with pytest.raises(ValueError, match="status 200 is no error"):
+        port.push_error(B, 200, "X", "?")
+
+
+def test_rank_1_pushes_on_its_own_lane_what_it_adopted(bench: Bench, port: SchedulerPort) -> None:
+    with SchedulerPort.attach(bench.name, rank=1) as other:
+        with pytest.raises(UnknownRoute, match="adopt"):
+            other.push_tokens([A], [1])
+        other.adopt(generate(A, 9))
+        other.push_tokens([A], [1])
+        lanes = [(lane, decode_batch(body).prompt_tokens.tolist()) for lane, _, body in bench.shard.read()]
+    assert lanes == [(1, [9])]
+    assert other.recv() == []
+
+
+def test_one_rank_one_scheduler(bench: Bench, port: SchedulerPort) -> None:
+    with pytest.raises(LaneOwned):
+        SchedulerPort.attach(bench.name)
+    with pytest.raises(IndexError, match=r"2 scheduler process\(es\), no number 2"):
+        SchedulerPort.attach(bench.name, rank=2)
+    with pytest.raises(InstanceGone, match="no instance 'nobody'"):
+        SchedulerPort.attach("nobody", timeout=0)
+
+
+def test_closing_twice_is_fine_and_a_closed_port_is_not_alive(bench: Bench, port: SchedulerPort) -> None:
+    assert port.alive
+    port.close()
+    port.close()
+    assert not port.alive
+    SchedulerPort.attach(bench.name).close()
