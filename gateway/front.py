@@ -1,0 +1,290 @@
+"""The front: one gateway process's whole path, from a request's body to its stream.
+
+Joins ingress (check, register, submit) with a reader (deliver) on the instance's rings, and keeps the
+gateway's row on the board. HTTP is not known here: an HTTP front, a script or a test stands on this alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Any, Final
+
+from ..ingress.errors import Refused, Unavailable
+from ..ingress.register import Ingress, Ticket
+from ..ingress.request import Model, Tokenize, parse_generate
+from ..ingress.routes import RouteTable
+from ..ring import CorruptLane, Doorbell, wait
+from ..ring.board import Board, Phase, Role, State
+from ..ring.instance import Instance
+from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
+
+log = logging.getLogger(__name__)
+
+SINK_BYTES: Final = 1 << 20
+TICK_S: Final = 0.1
+"""How often the front looks at the board and shows its own heartbeat, at the least."""
+
+
+class Stream:
+    """One request's answer, as it comes: iterate it from a task or a thread.
+
+    Leaving the `with` block, closing, cancelling or dropping it before its end aborts the request.
+    """
+
+    def __init__(self, ticket: Ticket, source: SinkSource) -> None:
+        self.rid = ticket.rid
+        self.route = ticket.route
+        self.source = source
+
+    def close(self) -> None:
+        """The handler is gone: a request that still runs is aborted at the scheduler."""
+        self.source.close()
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return self.source
+
+    def __iter__(self) -> Iterator[Item]:
+        return self.source
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Front:
+    """Reader number `reader` of an instance. `submit` from one event loop or from threads.
+
+    sink_bytes: how much content may wait for a client before its request is aborted as too slow.
+    """
+
+    def __init__(self, instance: Instance, reader: int, model: Model, sink_bytes: int = SINK_BYTES) -> None:
+        self.instance = instance
+        self.model = model
+        config = instance.config
+        self._sink_bytes = sink_bytes
+        self._row = instance.board.row(Role.READER, reader)
+        self._bell = Doorbell.create(instance.bell(Role.READER, reader))
+        self._rings = {
+            "request": instance.request(),
+            "control": instance.control(),
+            "egress": instance.egress(reader),
+            "step": instance.step(),
+        }
+        self._consumer = self._rings["egress"].consumer(0, self._bell)
+        control = self._rings["control"].writer(reader, doorbell=self._bell)
+        request = self._rings["request"].writer(reader, doorbell=self._bell)
+        self._writers = (control, request)
+        self.routes = RouteTable(reader, config.shards, config.slots)
+        self.ingress = Ingress(control, request, self.routes)
+        self.reader = Reader(
+            self._consumer,
+            self.ingress.abort,
+            self.ingress.end,
+            idle=lambda seconds: wait([self._consumer], seconds),
+            nudge=self._bell.ring,
+        )
+        self._tokenize = Tokenize(model)
+        self._stop = threading.Event()
+        self._ticked = 0.0
+        self._row.claim(State.RUNNING)
+        self._thread = threading.Thread(target=self._run, name="outfeed-reader", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def attach(
+        cls, instance: str, reader: int = 0, *, tokenizer: Any = None, sink_bytes: int = SINK_BYTES
+    ) -> Front:
+        """Attach to a running instance as its reader number `reader`.
+
+        tokenizer: a `tokenizers.Tokenizer` for text prompts; by default the instance's own is loaded.
+
+        Raises:
+            InstanceGone: there is no such instance.
+            LaneOwned: a live gateway has that number.
+            IndexError: the instance has fewer readers.
+        """
+        opened = Instance.attach(instance)
+        try:
+            opened.board.row(Role.READER, reader)
+            if tokenizer is None:
+                from tokenizers import Tokenizer
+
+                tokenizer = Tokenizer.from_file(opened.config.tokenizer)
+            vocabulary = max(opened.config.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
+            return cls(opened, reader, Model(vocabulary, opened.config.context_len, tokenizer), sink_bytes)
+        except BaseException:
+            opened.close()
+            raise
+
+    @property
+    def board(self) -> Board:
+        """The instance's board."""
+        return self.instance.board
+
+    async def submit(self, body: Any) -> list[Stream]:
+        """Check, register and submit a `/generate` body (a decoded JSON object); one stream per prompt.
+
+        Raises:
+            Refused: with the HTTP status and a message for the client; nothing of the request is left.
+        """
+        request = parse_generate(body, self.model)
+        self._must_serve()
+        prompts = await self._tokenize.ready(request)
+        with contextlib.ExitStack() as undo:
+            # A batch is taken whole or not at all: a prompt that is refused closes those before it.
+            streams = [undo.enter_context(self._start(self.ingress.open(prompt), None)) for prompt in prompts]
+            undo.pop_all()
+        return streams
+
+    async def control(self, op: str, body: bytes = b"", timeout: float = 10.0) -> bytes:
+        """Have the scheduler carry out a control operation; return its answer.
+
+        Raises:
+            Refused: it was not taken, or the scheduler answered with an error.
+            TimeoutError: no answer within `timeout` seconds.
+        """
+        self._must_serve()
+        with self._start(self.ingress.open_control(), (op, body)) as stream:
+            match await stream.source.receive(timeout):
+                case Control(answer):
+                    return answer
+                case Error(status, kind, message):
+                    raise Answered(status, kind, message)
+                case other:
+                    raise Answered(
+                        500, "internal_error", f"a control request was answered by {type(other).__name__}"
+                    )
+
+    def abort(self, rid: str) -> bool:
+        """Abort the live request that has this rid. False when none of this gateway's has."""
+        route = self.ingress.route_of(rid)
+        if route is None:
+            return False
+        self.reader.abort(route, "asked to", Error(499, "aborted", f"request {rid!r} was aborted on request"))
+        return True
+
+    def high_water(self) -> dict[str, int]:
+        """Return the most bytes that were ever in use on a lane of each ring."""
+        return {
+            name: max(lane.high_water for lane in ring.stats().lanes) for name, ring in self._rings.items()
+        }
+
+    def close(self) -> None:
+        """Stop: live requests end with a 503 and are aborted at the scheduler. Twice is fine."""
+        if self._stop.is_set():
+            return
+        if self.instance.alive:
+            self.reader.fail(
+                Error(503, "stopping", "the gateway is stopping; send the request again"), abort="stopping"
+            )
+        self._stop.set()
+        self._bell.ring()
+        self._thread.join()
+        self._tokenize.close()
+        self._row.state = State.STOPPED
+        self._consumer.close()
+        for writer in self._writers:
+            writer.close()
+        for ring in self._rings.values():
+            ring.close()
+        self._bell.close()
+        self.instance.close()
+
+    def __enter__(self) -> Front:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, ticket: Ticket, operation: tuple[str, bytes] | None) -> Stream:
+        sender, source = open_sink(self._sink_bytes)
+        self.reader.register(ticket.route, ticket.rid, sender)
+        try:
+            if operation is None:
+                self.ingress.submit(ticket)
+            else:
+                self.ingress.submit_control(ticket, *operation)
+        except BaseException:
+            self.reader.unregister(ticket.route)
+            raise
+        return Stream(ticket, source)
+
+    def _must_serve(self) -> None:
+        """Refuse at the door what nobody would answer."""
+        if not self.instance.alive:
+            raise Unavailable("the instance is gone or stopping; send the request again when it is back")
+        if self.board.phase == Phase.DRAINING:
+            raise Unavailable(
+                "the server is draining: it finishes what runs and takes nothing new; try another"
+            )
+        if not self.board.row(Role.SCHEDULER).alive:
+            raise Unavailable("no scheduler is attached to the instance; send the request again soon")
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._turn()
+        self._turn()
+
+    def _turn(self) -> None:
+        try:
+            if self.reader.drain() == 0 and not self._stop.is_set():
+                wait([self._consumer], 0.5)
+        except CorruptLane as fault:
+            log.error("%s; the requests of shard %d end", fault, fault.lane)
+            self.reader.fail(
+                Error(500, "corrupt_lane", f"the answer was lost: {fault}"),
+                shard=fault.lane,
+                abort="corrupt lane",
+            )
+        if (now := time.monotonic()) - self._ticked >= TICK_S:
+            self._ticked = now
+            self._tick()
+
+    def _tick(self) -> None:
+        """Show this gateway on the board."""
+        seen = self.reader.statistics()
+        row = self._row
+        row.beat()
+        for name, value in (
+            ("frames", seen.frames),
+            ("rows", seen.rows),
+            ("live", seen.live),
+            ("aborts", seen.aborts),
+            ("errors", seen.errors),
+            ("unknown_rows", seen.late),
+            ("doubled_rows", seen.doubled),
+            ("bad_frames", seen.bad_frames),
+        ):
+            row.put(name, value)
+
+
+class Answered(Refused):
+    """The scheduler answered a control request with an error."""
+
+    def __init__(self, status: int, type: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+
+    def __str__(self) -> str:
+        return json.dumps({"status": self.status, "type": self.type, "message": self.message})
