@@ -86,7 +86,7 @@ _decode_header: Final = msgspec.msgpack.Decoder(_Header).decode
 
 
 class Batch:
-    """One decode step. The arrays of a decoded Batch are views into the frame: valid until its release.
+    """One decode step. The arrays of a decoded Batch are read-only views of its own copy of the frame.
 
     rows          number of rows, one per request in this step
     stamp_ns      CLOCK_MONOTONIC nanoseconds at the scheduler's push
@@ -233,14 +233,19 @@ def encode_batch(
     return _sealed(header_len, columns)
 
 
-def decode_batch(body: memoryview) -> Batch:
-    """Return the Batch in a frame's body, its arrays views of it; raise BadBatch and deliver nothing."""
-    size = len(body)
+def decode_batch(body: Buffer) -> Batch:
+    """Return the Batch in a frame's body; raise BadBatch and deliver nothing.
+
+    The body is copied first, once: what is checked is what is used, whatever its writer does meanwhile, and
+    the Batch outlives the frame's release.
+    """
+    raw = bytes(body)
+    size = len(raw)
     if size < _PREFIX_BYTES:
         raise BadBatch(
             f"BATCH body has {size} bytes; at least the {_PREFIX_BYTES} of its prefix were expected"
         )
-    header_len, body_len, check = _PREFIX.unpack_from(body)
+    header_len, body_len, check = _PREFIX.unpack_from(raw)
     header_end = _PREFIX_BYTES + header_len
     data = header_end + -header_len % 8
     if data > size:
@@ -249,19 +254,19 @@ def decode_batch(body: memoryview) -> Batch:
     try:
         if body_len != size:
             raise BadColumns(f"body_len is {body_len}, the body has {size} bytes")
-        header = _decode_header(body[_PREFIX_BYTES:header_end])
+        header = _decode_header(raw[_PREFIX_BYTES:header_end])
         rows = header.rows
-        batch = _decode_columns(header, body, data)
+        batch = _decode_columns(header, raw, data)
         # Last, so that a damaged number is reported as what it is where that can be told.
-        actual = _check(_from_buffer("uint8_t[]", body[_PREFIX_BYTES:]), size - _PREFIX_BYTES, header_len)
+        actual = _check(raw[_PREFIX_BYTES:], size - _PREFIX_BYTES, header_len)
         if actual != check:
             raise BadColumns(f"check is {check:#018x}, the body's is {actual:#018x}: it was changed or torn")
         return batch
     except (BadColumns, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBatch(f"BATCH {error}", _named(body, data, rows)) from error
+        raise BadBatch(f"BATCH {error}", _named(raw, data, rows)) from error
 
 
-def _decode_columns(header: _Header, body: memoryview, at: int) -> Batch:
+def _decode_columns(header: _Header, body: bytes, at: int) -> Batch:
     """Size every column from the header, compare with the body, and only then look at what is in them."""
     rows, tokens, text_bytes = header.rows, header.tokens, header.text_bytes
     _check_core(header)
@@ -291,7 +296,7 @@ def _decode_columns(header: _Header, body: memoryview, at: int) -> Batch:
     if text_bytes is not None:
         batch.generated = np.frombuffer(body, _U32, rows, text_at)
         batch.text_lens = text_lens = np.frombuffer(body, _U32, rows, text_at + 4 * rows)
-        batch.text = text = bytes(body[text_at + 8 * rows : text_at + 8 * rows + text_bytes])
+        batch.text = text = body[text_at + 8 * rows : text_at + 8 * rows + text_bytes]
         _check_sum("text_lens", text_lens, "text_bytes", text_bytes)
         check_text("text", text, text_lens)
     if header.families:
@@ -405,7 +410,7 @@ def _check_sum(name: str, column: U32, total_name: str, expected: int) -> None:
         raise BadColumns(f"{name} add up to {total}, {total_name} is {expected}")
 
 
-def _named(body: memoryview, data: int, rows: int | None) -> tuple[int, ...]:
+def _named(body: bytes, data: int, rows: int | None) -> tuple[int, ...]:
     """Return the routes a rejected frame names: its first column, as far as there can be one.
 
     A row takes at least 20 bytes, so at most a 20th of the data can be rows. A header's row count is

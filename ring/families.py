@@ -288,9 +288,7 @@ def texts_bytes(k: int, ids: int, text: int) -> int:
     return 4 * (k + 2 * ids) + text + -text % 4
 
 
-def decode_family(
-    kind: int, entry: tuple[int, int, int], body: memoryview, at: int, batch_rows: int
-) -> Family:
+def decode_family(kind: int, entry: tuple[int, int, int], body: bytes, at: int, batch_rows: int) -> Family:
     """Return a family from its columns at `at`, where `family_bytes` has been found to fit."""
     name = Kind(kind).name.lower()
     k, positions, third = entry
@@ -310,14 +308,14 @@ def decode_family(
     return Family(rows, counts, values, np.frombuffer(body, I32_TYPE, third, at + 4 * third), lengths)
 
 
-def decode_texts(entry: tuple[int, int, int], body: memoryview, at: int, batch_rows: int) -> TokenTexts:
+def decode_texts(entry: tuple[int, int, int], body: bytes, at: int, batch_rows: int) -> TokenTexts:
     """Return the token texts from their columns at `at`, where `texts_bytes` has been found to fit."""
     k, count, size = entry
     rows: U32 = np.frombuffer(body, U32_TYPE, k, at)
     ids: I32 = np.frombuffer(body, I32_TYPE, count, at + 4 * k)
     lens: U32 = np.frombuffer(body, U32_TYPE, count, at + 4 * (k + count))
     start = at + 4 * (k + 2 * count)
-    text = bytes(body[start : start + size])
+    text = body[start : start + size]
     _ascending("token_texts rows", rows, batch_rows)
     _ascending("token_texts ids", ids, None)
     _same("token_texts", "sum of lens", _total(lens), "bytes", size)

@@ -5,8 +5,8 @@ slow and SinkClosed when it is gone, and either ends the stream. What waits is m
 client costs its bytes and not its number of events.
 
 Who touches what: only the sender's thread appends to `fresh` and grows `sent`; only the source's thread
-grows `taken`. Both may fold `fresh` into `folded`, under `lock`; the sender only tries the lock, so it
-never waits for a handler.
+grows `taken`. Both may fold `fresh` into `folded` (and grow `freed`, what folding replaced), under `lock`;
+the sender only tries the lock, so it never waits for a handler.
 """
 
 import asyncio
@@ -65,10 +65,11 @@ class Channel:
         "capacity",
         "ended",
         "folded",
+        "freed",
         "fresh",
         "gone",
         "items_received",
-        "items_sent",
+        "limit",
         "lock",
         "merged",
         "on_gone",
@@ -84,7 +85,9 @@ class Channel:
         self.lock = threading.Lock()
         self.sent = 0
         self.taken = 0
-        self.items_sent = 0
+        self.freed = 0
+        # What `sent` may grow to; -1 once the source is gone. The one thing a sender has to look at.
+        self.limit = capacity
         self.items_received = 0
         self.merged = 0
         self.gone = False
@@ -92,33 +95,38 @@ class Channel:
         self.waiter: Waiter | None = None
         self.on_gone: Callable[[], None] | None = None
 
-    def push(self, item: ChunkEvent | Control | Error, size: int) -> Waiter | None:
-        """Append; return the waiter to wake, marked, if there is one that is not marked yet."""
-        if self.gone:
-            raise SinkClosed("the handler is gone: its source was closed, cancelled or dropped")
+    def push(self, item: ChunkEvent | Control, size: int) -> Waiter | None:
+        """Append; return the waiter to wake, marked, if there is one that is not marked yet.
+
+        Raises SinkFull or SinkClosed. The reader's loop has the same lines in it for the usual case.
+        """
+        sent = self.sent + size
+        if sent > self.limit:
+            self.check(size)
         if self.ended:
             raise SinkClosed("the stream is over: its last item was sent before")
-        waiting = self.sent - self.taken
-        if waiting and waiting + size > self.capacity:
-            raise SinkFull(
-                f"{waiting} bytes wait and {size} more do not fit the sink's capacity of {self.capacity}: "
-                "the client reads too slowly"
-            )
-        self.sent += size
-        self.items_sent += 1
+        self.sent = sent
         self.fresh.append(item)
-        if len(self.fresh) > FOLD_AT and self.lock.acquire(blocking=False):
-            try:
-                self.fold()
-            finally:
-                self.lock.release()
+        if len(self.fresh) > FOLD_AT:
+            self.try_fold()
         waiter = self.waiter
         if waiter is None or waiter.marked:
             return None
         waiter.marked = True
         return waiter
 
-    def end(self, item: ChunkEvent | Control | Error, size: int) -> Waiter | None:
+    def check(self, size: int) -> None:
+        """Say why `size` bytes exceed the limit; return when they may be sent all the same."""
+        if self.gone:
+            raise SinkClosed("the handler is gone: its source was closed, cancelled or dropped")
+        waiting = self.sent - self.taken - self.freed
+        if waiting > 0:
+            raise SinkFull(
+                f"{waiting} bytes wait and {size} more do not fit the sink's capacity of {self.capacity}: "
+                "the client reads too slowly"
+            )
+
+    def end(self, item: ChunkEvent | Control, size: int) -> Waiter | None:
         """Append the last item."""
         waiter = self.push(item, size)
         self.ended = True
@@ -129,46 +137,68 @@ class Channel:
         if self.gone or self.ended:
             return None
         self.ended = True
-        self.items_sent += 1
         self.fresh.append(error)
         waiter = self.waiter
         if waiter is not None:
             waiter.marked = True
         return waiter
 
-    def fold(self) -> None:
-        """Merge the events at the front of `fresh`. Called with the lock held."""
+    def try_fold(self) -> None:
+        """Merge what waits, unless the source is taking it right now."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self._fold()
+                if self.freed and not self.gone:
+                    self.limit = self.capacity + self.taken + self.freed
+            finally:
+                self.lock.release()
+
+    def _fold(self) -> None:
+        """Merge the events at the front of `fresh` into `folded`. With the lock held."""
         fresh, folded = self.fresh, self.folded
-        while fresh and isinstance(fresh[0], ChunkEvent):
+        while fresh and type(fresh[0]) is ChunkEvent:
             event = fresh.popleft()
-            assert isinstance(event, ChunkEvent)
+            assert type(event) is ChunkEvent
             if folded is None:
                 folded = self.folded = Merger(event)
             else:
-                folded.add(event)
+                self.freed += folded.add(event)
                 self.merged += 1
+
+    def _take_folded(self) -> ChunkEvent:
+        """Return all waiting events as one. With the lock held."""
+        self._fold()
+        assert self.folded is not None
+        event = self.folded.event()
+        self.folded = None
+        return event
 
     def take(self) -> Item | None:
         """Return the next item, merged from all that waits; None when nothing does."""
         fresh = self.fresh
         if not fresh and self.folded is None:
             return None
-        with self.lock:
-            item: ChunkEvent | Control | Error
-            if self.folded is None and (len(fresh) == 1 or not isinstance(fresh[0], ChunkEvent)):
+        # Not `with`: entering and leaving that costs three times as much, on every item.
+        lock = self.lock
+        lock.acquire()
+        try:
+            if self.folded is None and (len(fresh) == 1 or type(fresh[0]) is not ChunkEvent):
                 item = fresh.popleft()
             else:
-                self.fold()
-                assert self.folded is not None
-                item = self.folded.event()
-                self.folded = None
-        self.items_received += 1
-        if isinstance(item, ChunkEvent):
-            self.taken += item.size
-            return Frame(item) if item.finish is None else Done(item)
-        if isinstance(item, Control):
-            self.taken += len(item.body)
-        return item
+                item = self._take_folded()
+            self.items_received += 1
+            if type(item) is not ChunkEvent:
+                if type(item) is Control:
+                    self.taken += len(item.body)
+                return item  # type: ignore[return-value]  # mypy keeps ChunkEvent, the test above excludes it
+            taken = self.taken + len(item.text_utf8) + len(item.ids_raw)
+            if item.columns is not None:
+                taken += item.columns.size
+            self.taken = taken
+            self.limit = self.capacity + taken + self.freed
+        finally:
+            lock.release()
+        return Frame(item) if item.finish is None else Done(item)
 
     def close(self) -> None:
         """The source is gone: drop what waits, tell the reader once."""
@@ -180,6 +210,7 @@ class Channel:
             self.fresh.clear()
             self.folded = None
             self.lock.release()
+        self.limit = -1
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None and not self.ended:
             on_gone()
@@ -188,8 +219,8 @@ class Channel:
         """Return the counters as they are now."""
         return SinkStatistics(
             self.capacity,
-            max(0, self.sent - self.taken),
-            self.items_sent,
+            max(0, self.sent - self.taken - self.freed),
+            self.items_received + self.merged + len(self.fresh) + (self.folded is not None),
             self.items_received,
             self.merged,
             self.gone,
@@ -216,8 +247,12 @@ class SinkSender:
         waiter: Waiter | None
         match item:
             case Frame(event):
+                if event.finish is not None:
+                    raise ValueError("an event with a finish reason ends its stream: send it as Done")
                 waiter = channel.push(event, event.size)
             case Done(event):
+                if event.finish is None:
+                    raise ValueError("a Done's event has a finish reason; this one has none")
                 waiter = channel.end(event, event.size)
             case Control(body):
                 waiter = channel.end(item, len(body))

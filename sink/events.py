@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ring.finish import FinishReason
+from .columns import Columns, ColumnsSum
 
 
 class ChunkEvent(msgspec.Struct, gc=False):
@@ -21,6 +22,7 @@ class ChunkEvent(msgspec.Struct, gc=False):
     prompt_tokens length of the request's prompt
     stamp_ns      CLOCK_MONOTONIC nanoseconds of the newest step in it, at the scheduler's push
     finish        why the request ended, in its last event; else None
+    columns       log probabilities and hidden states, for a request that asked for any; else None
     """
 
     text_utf8: bytes
@@ -30,6 +32,7 @@ class ChunkEvent(msgspec.Struct, gc=False):
     prompt_tokens: int
     stamp_ns: int
     finish: FinishReason | None = None
+    columns: Columns | None = None
 
     @property
     def text(self) -> str:
@@ -44,7 +47,8 @@ class ChunkEvent(msgspec.Struct, gc=False):
     @property
     def size(self) -> int:
         """Bytes of content: what a sink's capacity counts."""
-        return len(self.text_utf8) + len(self.ids_raw)
+        size = len(self.text_utf8) + len(self.ids_raw)
+        return size if self.columns is None else size + self.columns.size
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -77,25 +81,32 @@ Item = Frame | Done | Control | Error
 
 
 class Merger:
-    """Adds waiting events up to one, without copying what is already there again."""
+    """Adds a request's events up to one, without copying again what is there already."""
 
-    __slots__ = ("_ids", "_last", "_text", "events", "first", "generated")
+    __slots__ = ("_columns", "_ids", "_last", "_text", "events", "first", "generated")
 
     def __init__(self, event: ChunkEvent) -> None:
-        self._text = bytearray(event.text_utf8)
-        self._ids = bytearray(event.ids_raw)
-        self._last = event
+        self._text = bytearray()
+        self._ids = bytearray()
+        self._columns: ColumnsSum | None = None
         self.first = event.first
-        self.generated = event.generated
-        self.events = 1
+        self.generated = 0
+        self.events = 0
+        self.add(event)
 
-    def add(self, event: ChunkEvent) -> None:
-        """Append an event; it must follow on what is there, as the reader has seen to."""
+    def add(self, event: ChunkEvent) -> int:
+        """Append an event, which must follow on what is there; return how many bytes that replaced."""
+        freed = 0
         self._text += event.text_utf8
         self._ids += event.ids_raw
         self.generated += event.generated
+        if event.columns is not None:
+            if self._columns is None:
+                self._columns = ColumnsSum()
+            freed = self._columns.add(event.columns)
         self._last = event
         self.events += 1
+        return freed
 
     def event(self) -> ChunkEvent:
         """Return the sum."""
@@ -108,4 +119,5 @@ class Merger:
             last.prompt_tokens,
             last.stamp_ns,
             last.finish,
+            None if self._columns is None else self._columns.total(),
         )

@@ -6,37 +6,33 @@ that the scheduler does not know of (handler gone, sink full, bad frame, decode 
 exactly one abort.
 """
 
+import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
+from ..ring import Consumer, CorruptLane, Frame, RingClosed, wait
 from ..ring.batch import Batch, decode_batch
 from ..ring.finish import FinishReason
 from ..ring.frames import BadFrame, ErrorFrame, Result, Tag, decode
-from ..ring.route import format_route, shard_of
-from .channel import SinkClosed, SinkFull, SinkSender
+from ..ring.route import format_route, reader_of, shard_of
+from .channel import FOLD_AT, SinkClosed, SinkFull, SinkSender
+from .columns import columns_of
 from .events import ChunkEvent, Control, Error
 from .waiting import Waiter, wake
 
 log = logging.getLogger(__name__)
 
+# Frames per drain: what is sent in one is woken at its end.
+DRAIN_FRAMES = 32
 # How many ended routes are remembered, to tell a late row from a ghost's.
 REMEMBERED = 1 << 16
-IDLE_WAIT = 1.0
-
-
-class Egress(Protocol):
-    """What a reader needs of its ring's Consumer."""
-
-    def read(self, limit: int = 256) -> Sequence[tuple[int, int, memoryview]]:
-        """Return (lane, tag, body) frames."""
-
-    def release(self) -> None:
-        """All read frames are handled."""
+IDLE_S = 1.0
+# How soon a refused abort is tried again when nothing else wakes the reader.
+RETRY_S = 0.02
 
 
 class ReaderStatistics(msgspec.Struct):
@@ -67,7 +63,7 @@ class ReaderStatistics(msgspec.Struct):
 class Live:
     """One request, from registration to its ending."""
 
-    __slots__ = ("channel", "ids", "next", "rid", "route", "sender", "text_bytes")
+    __slots__ = ("channel", "columns_bytes", "ids", "next", "rid", "route", "sender")
 
     def __init__(self, route: int, rid: str, sender: SinkSender) -> None:
         self.route = route
@@ -76,7 +72,12 @@ class Live:
         self.channel = sender.channel
         self.next = 0
         self.ids = bytearray()
-        self.text_bytes = 0
+        self.columns_bytes = 0
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of text sent: what the channel counted, less the rest of it."""
+        return self.channel.sent - len(self.ids) - self.columns_bytes
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -93,33 +94,33 @@ class Progress(msgspec.Struct, frozen=True):
 class Reader:
     """Delivers one egress ring.
 
-    on_abort(route, rid, reason)  stop this request at the scheduler. Called once per request, but again when
-                                  it raises (a full request ring), each turn, until it returns
+    egress                        the ring's one consumer; its doorbell also wakes the reader for requests
+                                  from other threads
+    on_abort(route, rid, reason)  stop this request at the scheduler. Called once per request; when it raises
+                                  (a full request ring), again each turn until it returns. `rid` is empty
+                                  for a row of a route that this reader never knew
     on_end(route)                 the request is over for the reader: its slot may be used again. Called once
                                   for each registered request, after its abort if it has one
-    idle(timeout)                 sleep until there may be something to drain, at most that many seconds
-    nudge()                       end `idle` early; any thread, also from a garbage collection
 
-    Both callbacks run on the reader's thread and must not block. `register`, `unregister`, `abort` and
-    `fail` may be called from any thread, the rest from the one that drains.
+    Both callbacks run on the reader's thread and must not block. `register`, `unregister`, `call`,
+    `abort`, `fail` and `statistics` may be called from any thread, the rest from the one that drains.
     """
 
     def __init__(
         self,
-        egress: Egress,
+        egress: Consumer,
         on_abort: Callable[[int, str, str], None],
         on_end: Callable[[int], None],
-        *,
-        idle: Callable[[float], object],
-        nudge: Callable[[], None],
     ) -> None:
         self._egress = egress
         self._on_abort = on_abort
         self._on_end = on_end
-        self._idle = idle
-        self._nudge = nudge
         self._live: dict[int, Live] = {}
+        # Routes that have ended, oldest first: a late row of one of these needs no abort.
         self._ended: dict[int, None] = {}
+        # Which reader this is, as soon as a route tells.
+        self._index: int | None = None
+        self._corrupt: set[int] = set()
         self._requests: deque[Callable[[], None]] = deque()
         self._aborts: deque[tuple[int, str, str]] = deque()
         self._wakes: list[Waiter] = []
@@ -137,52 +138,71 @@ class Reader:
             raise ValueError(
                 f"route {format_route(route)} is registered already; end it before using it again"
             )
+        self._index = reader_of(route)
         live.channel.on_gone = lambda: self.abort(route, "handler gone")
         if live.channel.gone:
             self.abort(route, "handler gone")
+        elif shard_of(route) in self._corrupt:
+            self.abort(route, "corrupt lane", _corrupt_lane(shard_of(route)))
 
-    def unregister(self, route: int) -> None:
-        """Forget a route that was never submitted: no abort, no on_end, no error to its sink. Any thread."""
+    def unregister(self, route: int) -> bool:
+        """Forget a route that was not submitted: no abort, no on_end, no item to its sink. Any thread.
+
+        False when it is not live: it has ended already, and on_end has been or is being called.
+        """
         live = self._live.pop(route, None)
         if live is not None:
             live.channel.on_gone = None
+        return live is not None
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run `function` on the draining thread, soon. Any thread."""
+        self._requests.append(function)
+        self._nudge()
 
     def abort(self, route: int, reason: str, error: Error | None = None) -> None:
         """End a live request and abort it at the scheduler. Any thread.
 
         Its sink gets `error` if there is one. Nothing happens when the request has ended already.
         """
-        self._requests.append(lambda: self._abort_now(route, reason, error))
-        self._nudge()
+        self.call(lambda: self._abort_now(route, reason, error))
 
     def fail(self, error: Error, *, shard: int | None = None, abort: str | None = None) -> None:
         """End every live request (of one shard, or of all) with `error`. Any thread.
 
         `abort` is the reason to abort them with, None when the scheduler needs no abort (it is gone itself).
         """
-        self._requests.append(lambda: self._fail_now(error, shard, abort))
-        self._nudge()
+        self.call(lambda: self._fail_now(error, shard, abort))
 
     def progress(self, shard: int) -> list[Progress]:
-        """Return what each live request of a shard has been delivered. On the draining thread."""
+        """Return how far each live request of a shard has come. On the draining thread (see `call`).
+
+        What the shard had published until now is delivered first: a shard that takes its place will not see
+        the steps that its predecessor had finished.
+        """
+        upto = self._egress.tails()
+        while frames := self._read(DRAIN_FRAMES, upto):
+            self._handle(frames)
         return [
             Progress(live.route, live.rid, bytes(live.ids), live.text_bytes)
             for live in list(self._live.values())
             if shard_of(live.route) == shard
         ]
 
-    def drain(self, limit: int = 256) -> int:
+    def drain(self, limit: int = DRAIN_FRAMES) -> int:
         """Handle what was asked from other threads and up to `limit` frames; return how many frames.
 
         All sinks that were sent to are woken at the end, with one call into each event loop.
         """
         while self._requests:
-            self._requests.popleft()()
-        frames = self._egress.read(limit)
-        for lane, tag, body in frames:
-            self._frame(lane, tag, body)
+            function = self._requests.popleft()
+            try:
+                function()
+            except Exception:
+                log.exception("a call on the reader's thread failed")
+        frames = self._read(limit)
         if frames:
-            self._egress.release()
+            self._handle(frames)
         if self._wakes:
             wakes, self._wakes = self._wakes, []
             wake(wakes)
@@ -194,7 +214,7 @@ class Reader:
         """Drain until `stop`."""
         while not self._stop.is_set():
             if self.drain() == 0 and not self._requests:
-                self._idle(0.05 if self._aborts else IDLE_WAIT)
+                wait((self._egress,), RETRY_S if self._aborts else IDLE_S)
 
     def start(self) -> None:
         """Run in a thread of its own."""
@@ -216,8 +236,33 @@ class Reader:
         """Return a copy of the counters. Any thread."""
         return msgspec.structs.replace(self._stats, live=len(self._live), aborts_waiting=len(self._aborts))
 
+    def _nudge(self) -> None:
+        """End the reader's wait. Any thread, also from a garbage collection, also after the end."""
+        with contextlib.suppress(RingClosed):
+            self._egress.doorbell.ring()
+
+    def _read(self, limit: int, upto: list[int] | None = None) -> list[Frame]:
+        """Read frames; a lane found corrupt is lost for good, and so are its shard's requests."""
+        try:
+            return self._egress.read(limit, upto)
+        except CorruptLane as error:
+            log.error("egress lane lost: %s", error)
+            self._corrupt.add(error.lane)
+            self._fail_now(_corrupt_lane(error.lane), error.lane, "corrupt lane")
+            return []
+
+    def _handle(self, frames: list[Frame]) -> None:
+        """Handle frames, then give their room back: a reader that dies in between is read to again."""
+        self._stats.frames += len(frames)
+        for lane, tag, body in frames:
+            try:
+                self._frame(lane, tag, body)
+            except Exception:
+                # One frame must not end everybody: whoever misses a row of it is failed by the gap.
+                log.exception("a frame from shard %d could not be handled", lane)
+        self._egress.release()
+
     def _frame(self, lane: int, tag: int, body: memoryview) -> None:
-        self._stats.frames += 1
         try:
             if tag == Tag.BATCH:
                 self._batch(decode_batch(body))
@@ -235,55 +280,62 @@ class Reader:
 
     def _batch(self, batch: Batch) -> None:
         """Deliver each row. The loop is the reader's whole cost: lists once per frame, slices per row."""
-        text_lens, text_column = batch.text_lens, batch.text
-        if text_lens is None or text_column is None:
-            raise BadFrame(
-                "a BATCH without text does not belong on an egress ring", tuple(batch.routes.tolist())
-            )
-        stats, find, wakes, stamp = self._stats, self._live.get, self._wakes, batch.stamp_ns
-        text, ids = bytes(text_column), batch.ids.tobytes()
+        if batch.text is None or batch.text_lens is None:
+            raise BadFrame("a BATCH without text does not belong on an egress ring", _routes(batch))
+        find, wakes, stamp = self._live.get, self._wakes, batch.stamp_ns
+        text, ids = batch.text, batch.ids.tobytes()
         finishes: dict[int, FinishReason] = dict(batch.finishes)
-        index = text_end = ids_end = delivered = 0
+        columns = columns_of(batch) if batch.families else {}
+        special = finishes.keys() | columns.keys()
+        row, text_end, ids_end, refused, fold_at = -1, 0, 0, 0, FOLD_AT
         for route, first, generated, prompt_tokens, count, length in zip(
             batch.routes.tolist(),
             batch.first.tolist(),
             batch.generated.tolist(),
             batch.prompt_tokens.tolist(),
             batch.counts.tolist(),
-            text_lens.tolist(),
+            batch.text_lens.tolist(),
             strict=True,
         ):
-            text_start, ids_start = text_end, ids_end
-            text_end += length
-            ids_end += 4 * count
+            row += 1
+            text_start, text_end = text_end, text_end + length
+            ids_start, ids_end = ids_end, ids_end + 4 * count
             live = find(route)
-            if live is None:
-                self._late(route)
-            elif first != live.next:
-                self._out_of_order(live, first, generated)
-            else:
-                row_ids = ids[ids_start:ids_end]
-                event = ChunkEvent(text[text_start:text_end], row_ids, first, generated, prompt_tokens, stamp)
-                finish = finishes.get(index) if finishes else None
-                if finish is not None:
-                    event.finish = finish
-                try:
-                    waiter = live.channel.push(event, length + 4 * count)
-                except (SinkFull, SinkClosed) as error:
-                    self._refused(live, error)
-                else:
-                    delivered += 1
-                    live.next = first + generated
-                    live.ids += row_ids
-                    live.text_bytes += length
-                    if waiter is not None:
-                        wakes.append(waiter)
-                    if finish is not None:
-                        live.channel.ended = True
-                        self._end(live)
-            index += 1
-        stats.rows += index
-        stats.delivered += delivered
+            if live is None or first != live.next:
+                refused += 1
+                self._unexpected(live, route, first, generated)
+                continue
+            row_ids = ids[ids_start:ids_end]
+            event = ChunkEvent(text[text_start:text_end], row_ids, first, generated, prompt_tokens, stamp)
+            channel = live.channel
+            sent = channel.sent + length + 4 * count
+            if row in special:
+                event.finish = finishes.get(row)
+                event.columns = columns.get(row)
+                if event.columns is not None:
+                    columns_size = event.columns.size
+                    sent += columns_size
+                    live.columns_bytes += columns_size
+            if sent > channel.limit and not self._fits(live, sent - channel.sent):
+                refused += 1
+                continue
+            # Channel.push, in line: a call per row is a fifth of the loop.
+            channel.sent = sent
+            fresh = channel.fresh
+            fresh.append(event)
+            if len(fresh) > fold_at:
+                channel.try_fold()
+            waiter = channel.waiter
+            if waiter is not None and not waiter.marked:
+                waiter.marked = True
+                wakes.append(waiter)
+            live.next = first + generated
+            live.ids += row_ids
+            if row in special and event.finish is not None:
+                channel.ended = True
+                self._end(live)
+        self._stats.rows += row + 1
+        self._stats.delivered += row + 1 - refused
 
     def _result(self, message: Result) -> None:
         live = self._live.get(message.route)
@@ -320,14 +372,26 @@ class Reader:
                 live, Error(500, "bad_frame", f"a damaged frame was rejected: {error}"), "bad frame"
             )
 
-    def _out_of_order(self, live: Live, first: int, generated: int) -> None:
-        if first < live.next and first + generated <= live.next:
+    def _unexpected(self, live: Live | None, route: int, first: int, generated: int) -> None:
+        """A row that is not the next one of a live request: late, doubled, or behind a gap."""
+        if live is None:
+            self._late(route)
+        elif first < live.next and first + generated <= live.next:
             self._stats.doubled += 1
-            return
-        self._stats.gaps += 1
-        message = f"tokens from {live.next} on were expected, a row of {generated} from {first} on came"
-        log.error("gap in %s: %s", format_route(live.route), message)
-        self._fail_live(live, Error(500, "gap", message), "gap")
+        else:
+            self._stats.gaps += 1
+            message = f"a row from token {first} on came where one from {live.next} on was expected"
+            log.error("gap in %s: %s", format_route(route), message)
+            self._fail_live(live, Error(500, "gap", message), "gap")
+
+    def _fits(self, live: Live, size: int) -> bool:
+        """Whether a sink takes an item above its limit; if not, the request has ended."""
+        try:
+            live.channel.check(size)
+        except (SinkFull, SinkClosed) as error:
+            self._refused(live, error)
+            return False
+        return True
 
     def _refused(self, live: Live, error: SinkFull | SinkClosed) -> None:
         """The sink took no more."""
@@ -340,7 +404,7 @@ class Reader:
     def _late(self, route: int) -> None:
         """A row whose request is not live: dropped. One we never knew is a ghost's, and is aborted once."""
         self._stats.late += 1
-        if route and route not in self._ended:
+        if route not in self._ended and reader_of(route) == self._index:
             self._remember(route)
             self._aborts.append((route, "", "unknown route"))
 
@@ -394,3 +458,13 @@ class Reader:
                 return
             self._aborts.popleft()
             self._stats.aborts += 1
+
+
+def _corrupt_lane(shard: int) -> Error:
+    return Error(
+        500, "corrupt_lane", f"the lane from shard {shard} is corrupt; its requests cannot be served"
+    )
+
+
+def _routes(batch: Batch) -> tuple[int, ...]:
+    return tuple(batch.routes.tolist())

@@ -9,11 +9,18 @@ from outfeed.ring.frames import ErrorFrame, Result, Tag, encode, join
 from outfeed.sink import Control, Done, Error, Frame, Reader, open_sink
 
 
+class FakeBell:
+    def ring(self) -> None:
+        pass
+
+
 class FakeEgress:
+    doorbell = FakeBell()
+
     def __init__(self) -> None:
         self.frames: list[tuple[int, int, memoryview]] = []
 
-    def read(self, limit: int = 256) -> list[tuple[int, int, memoryview]]:
+    def read(self, limit: int = 256, upto: list[int] | None = None) -> list[tuple[int, int, memoryview]]:
         taken, self.frames = self.frames[:limit], self.frames[limit:]
         return taken
 
@@ -49,11 +56,9 @@ class Front:
         self.aborts: list[tuple[int, str, str]] = []
         self.ends: list[int] = []
         self.reader = Reader(
-            self.egress,
+            self.egress,  # type: ignore[arg-type]
             lambda route, rid, reason: self.aborts.append((route, rid, reason)),
             self.ends.append,
-            idle=lambda timeout: None,
-            nudge=lambda: None,
         )
 
     def arrive(self, *bodies: memoryview, tag: int = Tag.BATCH) -> None:

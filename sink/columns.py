@@ -1,0 +1,227 @@
+"""One request's share of the optional families: log probabilities, hidden states, token texts.
+
+Packed little-endian bytes of its own, so that an event keeps no frame alive, adds up by joining, and has an
+exact size. Views are made when somebody asks.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ring.batch import Batch
+from ..ring.families import FAMILIES, Family, Kind
+
+
+class Flat(msgspec.Struct, frozen=True, gc=False):
+    """A log probability per position. `values` f32[p], `ids` i32[p]; a leading null is NaN."""
+
+    values_raw: bytes
+    ids_raw: bytes
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The log probabilities."""
+        return np.frombuffer(self.values_raw, dtype="<f4")
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """The token each is for."""
+        return np.frombuffer(self.ids_raw, dtype="<i4")
+
+
+class Ragged(msgspec.Struct, frozen=True, gc=False):
+    """Several log probabilities per position. `lengths` u32[p], `values` f32[e], `ids` i32[e].
+
+    A position of length 0 is a null position.
+    """
+
+    lengths_raw: bytes
+    values_raw: bytes
+    ids_raw: bytes
+
+    @property
+    def lengths(self) -> NDArray[np.uint32]:
+        """How many entries each position has."""
+        return np.frombuffer(self.lengths_raw, dtype="<u4")
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The log probabilities, position after position."""
+        return np.frombuffer(self.values_raw, dtype="<f4")
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """The token each is for."""
+        return np.frombuffer(self.ids_raw, dtype="<i4")
+
+
+class Hidden(msgspec.Struct, frozen=True, gc=False):
+    """Hidden states. `values` f32[vectors, width]."""
+
+    values_raw: bytes
+    vectors: int
+    width: int
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The states, one per line."""
+        return np.frombuffer(self.values_raw, dtype="<f4").reshape(self.vectors, self.width)
+
+
+class Columns(msgspec.Struct, gc=False):
+    """What one event has of the families, in their order; None where it has none.
+
+    `texts` maps the ids in them to their text, for a request that asked with `return_text_in_logprobs`.
+    """
+
+    output_logprobs: Flat | None = None
+    input_logprobs: Flat | None = None
+    output_top_logprobs: Ragged | None = None
+    input_top_logprobs: Ragged | None = None
+    output_ids_logprobs: Ragged | None = None
+    input_ids_logprobs: Ragged | None = None
+    hidden_states: Hidden | None = None
+    texts: dict[int, str] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of content."""
+        total = 0
+        for part in self.parts():
+            if part is None:
+                continue
+            total += len(part.values_raw)
+            if not isinstance(part, Hidden):
+                total += len(part.ids_raw)
+                if isinstance(part, Ragged):
+                    total += len(part.lengths_raw)
+        return total if self.texts is None else total + sum(map(_text_size, self.texts.values()))
+
+    def parts(self) -> tuple[Flat | Ragged | Hidden | None, ...]:
+        """Return the seven families by `Kind`."""
+        return (
+            self.output_logprobs,
+            self.input_logprobs,
+            self.output_top_logprobs,
+            self.input_top_logprobs,
+            self.output_ids_logprobs,
+            self.input_ids_logprobs,
+            self.hidden_states,
+        )
+
+
+def columns_of(batch: Batch) -> dict[int, Columns]:
+    """Return each row's share, for the rows that have one: the others are not looked at."""
+    found: dict[int, list[Any]] = {}
+    for kind, family in enumerate(batch.families):
+        if family is None:
+            continue
+        for row, part in _split(family):
+            if (parts := found.get(row)) is None:
+                parts = found[row] = [None] * FAMILIES
+            parts[kind] = part
+    columns = {row: Columns(*parts) for row, parts in found.items()}
+    if batch.texts is not None:
+        texts = batch.texts.as_dict()
+        for row in batch.texts.rows.tolist():
+            if row in columns:
+                columns[row].texts = _only(texts, columns[row])
+    return columns
+
+
+def _split(family: Family) -> list[tuple[int, Flat | Ragged | Hidden]]:
+    """Cut a family's columns at its rows."""
+    rows, counts = family.rows.tolist(), family.counts.tolist()
+    values = family.values.tobytes()
+    cuts: list[tuple[int, Flat | Ragged | Hidden]] = []
+    start = 0
+    if family.ids is None:
+        width = family.width
+        for row, count in zip(rows, counts, strict=True):
+            end = start + 4 * width * count
+            cuts.append((row, Hidden(values[start:end], count, width)))
+            start = end
+        return cuts
+    ids = family.ids.tobytes()
+    if family.lengths is None:
+        for row, count in zip(rows, counts, strict=True):
+            end = start + 4 * count
+            cuts.append((row, Flat(values[start:end], ids[start:end])))
+            start = end
+        return cuts
+    lengths = family.lengths.tobytes()
+    # Where each row's entries end: the running sum of lengths, looked up at the running sum of counts.
+    running = np.concatenate(([0], np.cumsum(family.lengths, dtype=np.int64)))
+    ends = (4 * running[np.cumsum(family.counts, dtype=np.int64)]).tolist()
+    position = 0
+    for row, count, end in zip(rows, counts, ends, strict=True):
+        stop = position + 4 * count
+        cuts.append((row, Ragged(lengths[position:stop], values[start:end], ids[start:end])))
+        start, position = end, stop
+    return cuts
+
+
+def _only(texts: dict[int, str], columns: Columns) -> dict[int, str]:
+    """Keep the texts that these columns name."""
+    return {
+        token: texts[token]
+        for part in columns.parts()
+        if part is not None and not isinstance(part, Hidden)
+        for token in part.ids.tolist()
+        if token in texts
+    }
+
+
+class ColumnsSum:
+    """Adds up the columns of a request's events. Hidden states replace the earlier ones, all else appends."""
+
+    __slots__ = ("_hidden", "_parts", "_texts")
+
+    def __init__(self) -> None:
+        self._parts: list[list[bytearray] | None] = [None] * Kind.HIDDEN_STATES
+        self._hidden: Hidden | None = None
+        self._texts: dict[int, str] | None = None
+
+    def add(self, columns: Columns) -> int:
+        """Append an event's columns; return how many bytes of content that replaced."""
+        sums, freed = self._parts, 0
+        for kind, part in enumerate(columns.parts()):
+            if part is None or isinstance(part, Hidden):
+                continue
+            known, raw = sums[kind], _raw(part)
+            if known is None:
+                sums[kind] = [bytearray(column) for column in raw]
+            else:
+                for total, column in zip(known, raw, strict=True):
+                    total += column
+        if columns.hidden_states is not None:
+            freed += 0 if self._hidden is None else len(self._hidden.values_raw)
+            self._hidden = columns.hidden_states
+        if columns.texts is not None:
+            known_texts = self._texts = {} if self._texts is None else self._texts
+            freed += sum(_text_size(text) for token, text in columns.texts.items() if token in known_texts)
+            known_texts.update(columns.texts)
+        return freed
+
+    def total(self) -> Columns:
+        """Return the sum."""
+        parts: list[Any] = [
+            None if raw is None else Flat(*map(bytes, raw)) if len(raw) == 2 else Ragged(*map(bytes, raw))
+            for raw in self._parts
+        ]
+        out_flat, in_flat, out_top, in_top, out_ids, in_ids = parts
+        texts = None if self._texts is None else dict(self._texts)
+        return Columns(out_flat, in_flat, out_top, in_top, out_ids, in_ids, self._hidden, texts)
+
+
+def _text_size(text: str) -> int:
+    return 4 + len(text.encode("utf-8"))
+
+
+def _raw(part: Flat | Ragged) -> Sequence[bytes]:
+    if isinstance(part, Ragged):
+        return (part.lengths_raw, part.values_raw, part.ids_raw)
+    return (part.values_raw, part.ids_raw)
