@@ -19,7 +19,7 @@ from ..ingress.errors import Refused, Unavailable
 from ..ingress.register import Ingress, Ticket
 from ..ingress.request import Model, Tokenize, parse_generate
 from ..ingress.routes import RouteTable
-from ..ring import CorruptLane, Doorbell, wait
+from ..ring import Doorbell, wait
 from ..ring.board import Board, Phase, Role, State
 from ..ring.instance import Instance
 from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 
 SINK_BYTES: Final = 1 << 20
 TICK_S: Final = 0.1
-"""How often the front looks at the board and shows its own heartbeat, at the least."""
+"""How often a busy front looks at the board and shows its own heartbeat."""
+IDLE_S: Final = 0.5
+"""The same for an idle one: how long it sleeps at a time."""
 
 
 class Stream:
@@ -94,13 +96,7 @@ class Front:
         self._writers = (control, request)
         self.routes = RouteTable(reader, config.shards, config.slots)
         self.ingress = Ingress(control, request, self.routes)
-        self.reader = Reader(
-            self._consumer,
-            self.ingress.abort,
-            self.ingress.end,
-            idle=lambda seconds: wait([self._consumer], seconds),
-            nudge=self._bell.ring,
-        )
+        self.reader = Reader(self._consumer, self.ingress.abort, self.ingress.end)
         self._tokenize = Tokenize(model)
         self._stop = threading.Event()
         self._ticked = 0.0
@@ -246,16 +242,8 @@ class Front:
         self._turn()
 
     def _turn(self) -> None:
-        try:
-            if self.reader.drain() == 0 and not self._stop.is_set():
-                wait([self._consumer], 0.5)
-        except CorruptLane as fault:
-            log.error("%s; the requests of shard %d end", fault, fault.lane)
-            self.reader.fail(
-                Error(500, "corrupt_lane", f"the answer was lost: {fault}"),
-                shard=fault.lane,
-                abort="corrupt lane",
-            )
+        if self.reader.drain() == 0 and not self._stop.is_set():
+            wait((self._consumer,), TICK_S if self.reader.statistics().aborts_waiting else IDLE_S)
         if (now := time.monotonic()) - self._ticked >= TICK_S:
             self._ticked = now
             self._tick()
