@@ -1,0 +1,229 @@
+/* A decode step: rows in, text out, in one pass over the rows. */
+#include "shard.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { COLUMN_FIRST, COLUMN_COUNTS, COLUMN_PROMPT, COLUMN_GENERATED, COLUMN_TEXT, COLUMN_SOURCE, COLUMNS };
+
+/* Where the walk over rows stands: the row, its first token, and the next finish. */
+typedef struct {
+    uint32_t row, at, finish;
+} step_cursor;
+
+static uint32_t u32_at(const void *column, uint32_t row)
+{
+    uint32_t value;
+    memcpy(&value, (const uint8_t *)column + 4 * (size_t)row, 4);
+    return value;
+}
+
+static uint64_t u64_at(const void *column, uint32_t row)
+{
+    uint64_t value;
+    memcpy(&value, (const uint8_t *)column + 8 * (size_t)row, 8);
+    return value;
+}
+
+static const uint8_t *ids_at(const ofs_rows *step, uint32_t token)
+{
+    return (const uint8_t *)step->ids + 4 * (size_t)token;
+}
+
+/* The row's finish, if it has one; finishes are in row order. */
+static const ofs_finish *step_finish(const ofs_finishes *how, step_cursor *at)
+{
+    if (!how) return NULL;
+    while (at->finish < how->count && how->finishes[at->finish].row < at->row) at->finish++;
+    bool ends = at->finish < how->count && how->finishes[at->finish].row == at->row;
+    return ends ? &how->finishes[at->finish] : NULL;
+}
+
+int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t want,
+             const ofs_finishes *finishes, uint32_t *keep)
+{
+    step_cursor at = {0, 0, 0};
+    for (; at.row < step->rows; at.row++) {
+        uint64_t route = u64_at(step->routes, at.row);
+        uint32_t count = u32_at(step->counts, at.row);
+        if (count > step->tokens - at.at) return OFS_BAD_ROW;
+        const ofs_finish *finish = step_finish(finishes, &at);
+        slot *s = (route & mask) == want ? slots_find(&shard->slots, route) : NULL;
+        keep[at.row] = 0;
+        if (s && !(s->state & SLOT_ENDED) && u32_at(step->first, at.row) == s->expected)
+            keep[at.row] = count - row_matched_tokens(s, finish, finishes, ids_at(step, at.at), count);
+        at.at += count;
+    }
+    return OFS_OK;
+}
+
+static bool room_for_rows(struct ofs_shard *shard, uint32_t rows, uint32_t tokens)
+{
+    if (shard->row_cap < rows || !shard->columns) {
+        uint32_t cap = rows + rows / 2 + 16;
+        uint32_t *columns = realloc(shard->columns, sizeof(uint32_t) * COLUMNS * (size_t)cap);
+        if (columns) shard->columns = columns;
+        uint64_t *routes = realloc(shard->routes, sizeof(uint64_t) * (size_t)cap);
+        if (routes) shard->routes = routes;
+        ofs_failure *failures = realloc(shard->failures, sizeof(ofs_failure) * (size_t)cap);
+        if (failures) shard->failures = failures;
+        ofs_stop *stops = realloc(shard->stops, sizeof(ofs_stop) * (size_t)cap);
+        if (stops) shard->stops = stops;
+        if (!columns || !routes || !failures || !stops) {
+            shard->row_cap = 0;
+            return false;
+        }
+        shard->row_cap = cap;
+    }
+    if (shard->token_cap < tokens || !shard->ids) {
+        uint32_t cap = tokens + tokens / 2 + 16;
+        int32_t *ids = realloc(shard->ids, sizeof(int32_t) * (size_t)cap);
+        if (ids) shard->ids = ids;
+        uint32_t *ends = realloc(shard->token_ends, sizeof(uint32_t) * (size_t)cap);
+        if (ends) shard->token_ends = ends;
+        if (!ids || !ends) {
+            shard->token_cap = 0;
+            return false;
+        }
+        shard->token_cap = cap;
+    }
+    return true;
+}
+
+static uint32_t *column(const struct ofs_shard *shard, int which)
+{
+    return shard->columns + (size_t)which * shard->row_cap;
+}
+
+static void out_begin(struct ofs_shard *shard)
+{
+    ofs_step *out = &shard->out;
+    memset(out, 0, sizeof *out);
+    shard->text.len = 0;
+    out->routes = shard->routes;
+    out->first = column(shard, COLUMN_FIRST);
+    out->counts = column(shard, COLUMN_COUNTS);
+    out->prompt_tokens = column(shard, COLUMN_PROMPT);
+    out->generated = column(shard, COLUMN_GENERATED);
+    out->text_lens = column(shard, COLUMN_TEXT);
+    out->source = column(shard, COLUMN_SOURCE);
+    out->ids = shard->ids;
+    out->row_cap = shard->row_cap;
+    out->token_cap = shard->token_cap;
+    out->token_ends = shard->token_ends;
+    out->failures = shard->failures;
+    out->stops = shard->stops;
+}
+
+static void fail(struct ofs_shard *shard, slot *s, uint32_t first, uint32_t count, int code)
+{
+    shard->failures[shard->out.failure_count++] =
+        (ofs_failure){.route = s->route, .expected = s->expected, .first = first, .count = count,
+                      .code = (uint32_t)-code};
+    s->state |= SLOT_ENDED;
+}
+
+static void out_row(struct ofs_shard *shard, const ofs_rows *step, uint32_t source, const row_work *row,
+                    const slot *s, size_t start)
+{
+    ofs_step *out = &shard->out;
+    uint32_t n = out->rows++;
+    shard->routes[n] = s->route;
+    column(shard, COLUMN_FIRST)[n] = u32_at(step->first, source);
+    column(shard, COLUMN_COUNTS)[n] = row->keep;
+    column(shard, COLUMN_PROMPT)[n] = u32_at(step->prompt_tokens, source);
+    column(shard, COLUMN_GENERATED)[n] = row->count;
+    column(shard, COLUMN_TEXT)[n] = (uint32_t)(shard->text.len - start);
+    column(shard, COLUMN_SOURCE)[n] = source;
+    memcpy(shard->ids + out->tokens, row->ids, 4 * (size_t)row->keep);
+    out->tokens += row->keep;
+    if (row->stop != STOPS_NONE) shard->stops[out->stop_count++] = (ofs_stop){n, row->stop};
+}
+
+/* One row of this shard: which request, is it the row that request waits for, then its text. */
+static void step_row(struct ofs_shard *shard, const ofs_rows *step, const step_cursor *at, uint32_t count,
+                     const ofs_finish *finish, const ofs_finishes *how, ready_view *ready,
+                     const uint32_t *lens, bool want_ends)
+{
+    uint64_t route = u64_at(step->routes, at->row);
+    uint32_t first = u32_at(step->first, at->row);
+    slot *s = slots_find(&shard->slots, route);
+    if (!s) {
+        shard->out.unknown++;
+        return;
+    }
+    if ((s->state & SLOT_ENDED) || (first < s->expected && (uint64_t)first + count <= s->expected)) {
+        shard->out.doubled++;
+        return;
+    }
+    if (first != s->expected || count > UINT32_MAX - first) {
+        fail(shard, s, first, count, OFS_BAD_ROW);
+        return;
+    }
+    row_work row = {.ids = ids_at(step, at->at), .count = count, .finish = finish,
+                    .stop = STOPS_NONE};
+    row.keep = count - row_matched_tokens(s, finish, how, row.ids, count);
+    size_t ready_from = ready->at, need = 0;
+    if (lens) {
+        /* The caller's text covers what ofs_plan kept; the row's own tail stands behind all tokens. */
+        ready->lens = lens + at->at;
+        for (uint32_t k = 0; k < row.keep; k++) need += ready->lens[k];
+        row.tail = ready->text + ready_from + need;
+        row.tail_len = lens[(size_t)step->tokens + at->row];
+        need += row.tail_len;
+        if (need > ready->len - ready_from) {
+            fail(shard, s, first, count, OFS_TOO_MUCH);
+            return;
+        }
+    }
+    size_t start = shard->text.len;
+    if (row_decode(shard, s, &row, ready, how, want_ends ? shard->token_ends + shard->out.tokens : NULL)) {
+        s->expected += row.count;
+        out_row(shard, step, at->row, &row, s, start);
+        shard->totals.tokens += row.count;
+    } else {
+        shard->text.len = start;
+        fail(shard, s, first, count, OFS_TOO_MUCH);
+    }
+    ready->at = ready_from + need;
+}
+
+int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t want,
+               const ofs_finishes *finishes, const ofs_ready *ready, int want_token_ends)
+{
+    ready_view text = {.at = 0};
+    step_cursor at = {0, 0, 0};
+    if (!shard->has_table && !ready) return OFS_BAD_TABLE;
+    if (ready) text = (ready_view){.text = ready->text, .len = ready->len};
+    if (!room_for_rows(shard, step->rows, step->tokens)) return OFS_NO_MEMORY;
+    out_begin(shard);
+    for (; at.row < step->rows; at.row++) {
+        uint64_t route = u64_at(step->routes, at.row);
+        uint32_t count = u32_at(step->counts, at.row);
+        if (count > step->tokens - at.at) return OFS_BAD_ROW;
+        if (at.row + 8 < step->rows) slots_prefetch(&shard->slots, u64_at(step->routes, at.row + 8));
+        if (shard->has_table && at.at + 8 < step->tokens) {
+            uint32_t ahead = u32_at(step->ids, at.at + 8);
+            if (ahead < shard->table.ids) __builtin_prefetch(&shard->table.entries[ahead]);
+        }
+        if ((route & mask) == want)
+            step_row(shard, step, &at, count, step_finish(finishes, &at), finishes, &text,
+                     ready ? ready->lens : NULL, want_token_ends);
+        at.at += count;
+    }
+    shard->out.text = shard->text.at;
+    shard->out.text_bytes = shard->text.len;
+    shard->totals.text_bytes += shard->text.len;
+    return OFS_OK;
+}
+
+void ofs_readers(const ofs_rows *step, uint64_t mask, uint64_t want, uint64_t *readers)
+{
+    memset(readers, 0, READERS / 8);
+    for (uint32_t row = 0; row < step->rows; row++) {
+        uint64_t route = u64_at(step->routes, row);
+        uint32_t reader = route_reader(route);
+        if ((route & mask) == want) readers[reader / 64] |= UINT64_C(1) << (reader % 64);
+    }
+}
+

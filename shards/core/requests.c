@@ -1,0 +1,146 @@
+/* A shard's life, and its requests': register, restore, forget, look. */
+#include "shard.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int outfeed_shards_abi(void) { return 2; }
+
+ofs_shard *ofs_new(const uint8_t *base, size_t table_len, int *error)
+{
+    ofs_shard *shard = calloc(1, sizeof *shard);
+    *error = shard ? OFS_OK : OFS_NO_MEMORY;
+    if (shard && base && !(shard->has_table = table_open(&shard->table, base, table_len))) {
+        *error = OFS_BAD_TABLE;
+        free(shard);
+        return NULL;
+    }
+    return shard;
+}
+
+void ofs_free(ofs_shard *shard)
+{
+    if (!shard) return;
+    slots_free(&shard->slots);
+    free(shard->text.at);
+    free(shard->scratch);
+    free(shard->columns);
+    free(shard->routes);
+    free(shard->ids);
+    free(shard->token_ends);
+    free(shard->failures);
+    free(shard->stops);
+    free(shard);
+}
+
+const ofs_step *ofs_result(const ofs_shard *shard) { return &shard->out; }
+
+ofs_totals ofs_total(const ofs_shard *shard)
+{
+    ofs_totals totals = shard->totals;
+    totals.live = shard->slots.live;
+    totals.pages = shard->slots.pages;
+    return totals;
+}
+
+int ofs_peek(const ofs_shard *shard, uint64_t route, ofs_look *look)
+{
+    slot *s = slots_find(&shard->slots, route);
+    if (!s) return 0;
+    *look = (ofs_look){.route = s->route, .expected = s->expected, .tail = s->tail_len,
+                       .run = s->extra ? s->extra->run_len : 0, .held = s->extra ? s->extra->held_len : 0,
+                       .ended = !!(s->state & SLOT_ENDED)};
+    return 1;
+}
+
+int ofs_forget(ofs_shard *shard, uint64_t route) { return slots_drop(&shard->slots, route); }
+
+void ofs_end(ofs_shard *shard, uint64_t route)
+{
+    slot *s = slots_find(&shard->slots, route);
+    if (s) s->state |= SLOT_ENDED;
+}
+
+int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t *stops,
+                 const uint32_t *stop_lens, uint32_t stop_count, const int32_t *prompt, uint32_t prompt_len,
+                 uint32_t prompt_tokens)
+{
+    uint64_t total = 0;
+    if (!route) return OFS_BAD_ROW;
+    for (uint32_t i = 0; i < stop_count; i++) total += stop_lens[i];
+    if (stop_count > STOPS_MAX_COUNT || total > STOPS_MAX_BYTES) return OFS_TOO_MUCH;
+    if (slots_find(&shard->slots, route)) return OFS_TAKEN;
+    slot *s = slots_take(&shard->slots, route);
+    if (!s) return OFS_NO_MEMORY;
+    s->flags = (uint8_t)flags;
+    if (total) {
+        slot_extra *extra = slot_need_extra(s);
+        if (!extra || !(extra->stops = stops_new(stops, stop_lens, stop_count))) {
+            slots_drop(&shard->slots, route);
+            return OFS_NO_MEMORY;
+        }
+    }
+    if (!shard->has_table) return OFS_OK;
+    /* Of a longer prompt only the end is here: its beginning has begun the text. */
+    if (prompt_tokens > prompt_len)
+        s->state |= SLOT_STARTED;
+    else
+        s->strip_left = (uint8_t)shard->table.strip_count;
+    shard->text.len = 0;
+    for (uint32_t i = 0; i < prompt_len; i++) {
+        if (!text_token(shard, s, prompt[i])) {
+            slots_drop(&shard->slots, route);
+            return OFS_NO_MEMORY;
+        }
+    }
+    shard->text.len = 0;
+    text_begin_output(s);
+    return OFS_OK;
+}
+
+int ofs_restore(ofs_shard *shard, uint64_t route, const int32_t *ids, uint32_t count, uint64_t text_bytes,
+                const ofs_ready *ready)
+{
+    slot *s = slots_find(&shard->slots, route);
+    if (!s) return OFS_BAD_ROW;
+    row_work row = {.ids = (const uint8_t *)ids, .count = count, .keep = count, .stop = STOPS_NONE};
+    ready_view text = {.at = 0};
+    if (!shard->has_table && !ready) return OFS_BAD_TABLE;
+    if (ready) text = (ready_view){.text = ready->text, .len = ready->len, .lens = ready->lens};
+    size_t need = 0;
+    for (uint32_t k = 0; ready && k < count; k++) need += ready->lens[k];
+    if (need > text.len) return OFS_TOO_MUCH;
+    uint8_t flags = s->flags;
+    s->flags &= (uint8_t)~OFS_DETECT; /* what was delivered did not stop: only the automaton's state is wanted */
+    shard->text.len = 0;
+    bool ok = row_decode(shard, s, &row, &text, NULL, NULL);
+    s->flags = flags;
+    slot_extra *extra = ok ? slot_need_extra(s) : NULL;
+    if (!extra) return OFS_NO_MEMORY;
+    s->expected = count;
+    if (shard->text.len < text_bytes) {
+        extra->skip = text_bytes - shard->text.len;
+    } else if (shard->text.len > text_bytes) {
+        /* Owed: text that was made before but not delivered goes out with the next row, before what is held. */
+        size_t held = extra->held_len;
+        if (!text_room(shard, held)) return OFS_NO_MEMORY;
+        if (held) memcpy(shard->text.at + shard->text.len, extra->held, held);
+        shard->text.len += held;
+        if (!row_hold(shard, extra, shard->text.len - (size_t)text_bytes)) return OFS_NO_MEMORY;
+    }
+    shard->text.len = 0;
+    return OFS_OK;
+}
+
+int64_t ofs_token_text(const ofs_shard *shard, int32_t id, uint8_t *out, size_t room)
+{
+    if (!shard->has_table) return OFS_BAD_TABLE;
+    table_token token = table_get(&shard->table, id, true);
+    if (token.flags & OFS_BYTE && token.len == 1 && token.bytes[0] >= 0x80) return text_lossy(token.bytes, 1, out, room);
+    uint32_t skip = 0;
+    for (uint32_t n = 0; n < shard->table.strip_count && token.len - skip >= shard->table.strip_len; n++) {
+        if (memcmp(token.bytes + skip, shard->table.strip_char, shard->table.strip_len)) break;
+        skip += shard->table.strip_len;
+    }
+    return text_lossy(token.bytes + skip, token.len - skip, out, room);
+}

@@ -1,0 +1,134 @@
+/* One row of a step: its tokens' text, stop strings, what is held back, the end. */
+#include "shard.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Run the automaton over text from *scanned on. With `detect`, stop at the first stop string to be complete (of
+ * several that end there the longest): true, and [*begin, *end) is where it lies. */
+static bool scan(struct ofs_shard *shard, slot *s, size_t *scanned, bool detect, size_t *begin, size_t *end,
+                 uint32_t *pattern)
+{
+    slot_extra *extra = s->extra;
+    const stop_set *set = extra->stops;
+    const uint8_t *at = shard->text.at;
+    uint32_t node = extra->node;
+    shard->totals.work += shard->text.len - *scanned;
+    for (size_t i = *scanned; i < shard->text.len; i++) {
+        node = stops_step(set, node, at[i]);
+        if (detect && set->node[node].match != STOPS_NONE) {
+            *pattern = set->node[node].match;
+            *end = i + 1;
+            *begin = *end >= set->lens[*pattern] ? *end - set->lens[*pattern] : 0;
+            return true;
+        }
+    }
+    extra->node = node;
+    *scanned = shard->text.len;
+    return false;
+}
+
+bool row_hold(struct ofs_shard *shard, slot_extra *extra, size_t keep)
+{
+    if (extra->held_cap < keep) {
+        uint8_t *held = realloc(extra->held, 2 * keep);
+        if (!held) return false;
+        extra->held = held;
+        extra->held_cap = (uint32_t)(2 * keep);
+    }
+    shard->text.len -= keep;
+    extra->held_len = (uint32_t)keep;
+    if (keep) memcpy(extra->held, shard->text.at + shard->text.len, keep);
+    return true;
+}
+
+static const uint8_t *find(const uint8_t *text, size_t len, const uint8_t *what, size_t n)
+{
+    for (const uint8_t *at = text; n && len >= n;) {
+        const uint8_t *hit = memchr(at, what[0], len - n + 1);
+        if (!hit || !memcmp(hit, what, n)) return hit;
+        len -= (size_t)(hit + 1 - at);
+        at = hit + 1;
+    }
+    return NULL;
+}
+
+uint32_t row_matched_tokens(const slot *s, const ofs_finish *finish, const ofs_finishes *how,
+                            const uint8_t *ids, uint32_t count)
+{
+    if (!finish || finish->kind != OFS_END_TOKENS || (s->flags & OFS_NO_STOP_TRIM)) return 0;
+    if ((uint64_t)finish->offset + finish->length > how->matched_len) return 0;
+    uint32_t n = finish->length / 4;
+    if (n > count) n = count;
+    const uint8_t *matched = how->matched + finish->offset + finish->length / 4 * 4 - 4 * (size_t)n;
+    return memcmp(ids + 4 * (size_t)(count - n), matched, 4 * (size_t)n) ? 0 : n;
+}
+
+/* Text of the row's tokens, one by one; true as soon as a stop string is complete. */
+static bool row_tokens(struct ofs_shard *shard, slot *s, row_work *row, ready_view *ready, uint32_t *ends,
+                       size_t start, size_t *scanned, size_t *begin, size_t *end, bool *ok)
+{
+    bool detect = (s->flags & OFS_DETECT) && s->extra && s->extra->stops;
+    for (uint32_t k = 0; k < row->keep && *ok; k++) {
+        int32_t id;
+        memcpy(&id, row->ids + 4 * (size_t)k, 4);
+        if (ready->lens) {
+            *ok = text_ready(shard, s, ready->text + ready->at, ready->lens[k]);
+            ready->at += ready->lens[k];
+        } else {
+            *ok = text_token(shard, s, id);
+        }
+        if (ends) ends[k] = (uint32_t)(shard->text.len - start);
+        if (detect && scan(shard, s, scanned, true, begin, end, &row->stop)) {
+            row->keep = row->count = k + 1;
+            return true;
+        }
+    }
+    if (!*ok || !row->finish) return false;
+    *ok = ready->lens ? text_ready(shard, s, row->tail, row->tail_len) : text_flush(shard, s);
+    return detect && scan(shard, s, scanned, true, begin, end, &row->stop);
+}
+
+bool row_decode(struct ofs_shard *shard, slot *s, row_work *row, ready_view *ready, const ofs_finishes *how,
+                uint32_t *ends)
+{
+    size_t start = shard->text.len, begin = 0, end = 0;
+    slot_extra *extra = s->extra;
+    if (extra && extra->held_len) {
+        if (!text_room(shard, extra->held_len)) return false;
+        memcpy(shard->text.at + start, extra->held, extra->held_len);
+        shard->text.len += extra->held_len;
+        extra->held_len = 0;
+    }
+    size_t scanned = shard->text.len;
+    bool ok = true;
+    if (row_tokens(shard, s, row, ready, ends, start, &scanned, &begin, &end, &ok)) {
+        size_t cut = (s->flags & OFS_NO_STOP_TRIM) ? end : begin;
+        shard->text.len = cut > start ? cut : start;
+        s->state |= SLOT_ENDED;
+    } else if (!ok) {
+        return false;
+    } else if (row->finish) {
+        const ofs_finish *f = row->finish;
+        s->state |= SLOT_ENDED;
+        if (f->kind == OFS_END_STRING && !(s->flags & OFS_NO_STOP_TRIM) &&
+            (uint64_t)f->offset + f->length <= how->matched_len) {
+            const uint8_t *hit =
+                find(shard->text.at + start, shard->text.len - start, how->matched + f->offset, f->length);
+            if (hit) shard->text.len = (size_t)(hit - shard->text.at);
+        }
+    } else if ((extra = s->extra) && extra->stops) {
+        uint32_t pattern;
+        scan(shard, s, &scanned, false, &begin, &end, &pattern);
+        size_t keep = extra->stops->node[extra->node].hold, made = shard->text.len - start;
+        if (!row_hold(shard, extra, keep < made ? keep : made)) return false;
+    }
+    if ((extra = s->extra) && extra->skip) {
+        size_t made = shard->text.len - start;
+        size_t skip = extra->skip < made ? (size_t)extra->skip : made;
+        memmove(shard->text.at + start, shard->text.at + start + skip, made - skip);
+        shard->text.len -= skip;
+        extra->skip -= skip;
+    }
+    return true;
+}

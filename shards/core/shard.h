@@ -1,0 +1,80 @@
+/* The kernel's insides, shared by text.c (tokens to text), row.c (a row), kernel.c (a step) and requests.c. */
+#ifndef OUTFEED_SHARD_H
+#define OUTFEED_SHARD_H
+
+#include "slots.h"
+#include "table.h"
+
+/* One call's text, all rows together. A frame cannot carry more; what would, fails its request alone. */
+#define TEXT_MAX ((size_t)64 << 20)
+
+typedef struct {
+    uint8_t *at;
+    size_t len, cap;
+} text_buffer;
+
+struct ofs_shard {
+    bool has_table;
+    table table;
+    slot_table slots;
+    text_buffer text;
+    uint8_t *scratch;
+    size_t scratch_cap;
+    uint32_t *columns;                 /* the row columns that are u32, `row_cap` each */
+    uint64_t *routes;
+    uint32_t row_cap;
+    int32_t *ids;
+    uint32_t *token_ends;
+    uint32_t token_cap;
+    ofs_failure *failures;
+    ofs_stop *stops;
+    uint32_t failure_cap, stop_cap;
+    ofs_step out;
+    ofs_totals totals;
+};
+
+/* Room for n more bytes of text. */
+bool text_room(struct ofs_shard *shard, size_t n);
+
+/* Append what a token, or a token's ready-made text, adds to its request's text; false: no room for it. */
+bool text_token(struct ofs_shard *shard, slot *s, int32_t id);
+bool text_ready(struct ofs_shard *shard, slot *s, const uint8_t *bytes, size_t n);
+
+/* The request is over: what was held for want of more bytes becomes text. */
+bool text_flush(struct ofs_shard *shard, slot *s);
+
+/* The tokens so far were the prompt's: their text is none of the output's. */
+void text_begin_output(slot *s);
+
+/* The caller's text, and how far it is used. `lens` NULL: the table makes the text. */
+typedef struct {
+    const uint8_t *text;
+    size_t len, at;
+    const uint32_t *lens;
+} ready_view;
+
+/* One row on its way through. */
+typedef struct {
+    const uint8_t *ids;
+    uint32_t count, keep; /* ids of the row; ids to decode and pass on */
+    const ofs_finish *finish;
+    const uint8_t *tail;
+    uint32_t tail_len; /* ready-made text: what the decoder still held at the end */
+    uint32_t stop;     /* the stop string that was found, or STOPS_NONE */
+} row_work;
+
+/* How many trailing ids of an ending row are the matched stop tokens: of several, as many as lie in this row. */
+uint32_t row_matched_tokens(const slot *s, const ofs_finish *finish, const ofs_finishes *how,
+                            const uint8_t *ids, uint32_t count);
+
+/* Decode one row, its text at the end of shard->text; false when there is no room for it. */
+bool row_decode(struct ofs_shard *shard, slot *s, row_work *row, ready_view *ready, const ofs_finishes *how,
+                uint32_t *ends);
+
+/* Put aside the last `keep` bytes of the text for the request's next row. */
+bool row_hold(struct ofs_shard *shard, slot_extra *extra, size_t keep);
+
+/* Replace ill-formed UTF-8 in one token's bytes; returns the bytes written or OFS_TOO_MUCH. */
+int64_t text_lossy(const uint8_t *bytes, size_t n, uint8_t *out, size_t room);
+
+#endif

@@ -1,3 +1,0 @@
-#include "api.h"
-
-int outfeed_shards_abi(void) { return 1; }

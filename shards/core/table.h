@@ -1,0 +1,98 @@
+/* The token table, as it lies in shared memory. Everything in it is checked before use.
+ *
+ *   0          8         12        16      20       24          32         36        40        44       48
+ *   ┌──────────┬─────────┬─────────┬───────┬────────┬───────────┬──────────┬─────────┬─────────┬────────┐
+ *   │ magic    │ version │ flags   │ ids   │ firsts │ blob_len  │ meta_len │ strip   │ strip   │ strip  │
+ *   │ OUTFEEDT │ u32     │ u32     │ u32   │ u32    │ u64       │ u32      │ count   │ char[4] │ len    │
+ *   └──────────┴─────────┴─────────┴───────┴────────┴───────────┴──────────┴─────────┴─────────┴────────┘
+ *   64 │ entry[ids] │ entry[firsts] │ blob (blob_len bytes) │ meta (meta_len bytes of JSON)
+ *
+ * entry, 16 bytes: │ len u8 │ flags u8 │ the bytes, up to 14 │
+ *             or:  │ 255    │ flags u8 │ u16 0 │ u32 offset into blob │ u32 length │ u32 0 │
+ *
+ * `firsts` is 0, or equal to ids: then a request's first token takes its bytes from the second array
+ * (a decoder that treats the first token differently, such as Metaspace).
+ */
+#ifndef OUTFEED_TABLE_H
+#define OUTFEED_TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "api.h"
+
+#define TABLE_MAGIC "OUTFEEDT"
+#define TABLE_VERSION 1u
+#define TABLE_MAX_IDS (1u << 24)
+#define TABLE_INLINE 14u
+#define TABLE_LONG 255u
+#define TABLE_HEADER 64u
+
+/* Flags of the whole table. */
+enum { TABLE_BYTE_FALLBACK = 1 };
+
+typedef struct {
+    char magic[8];
+    uint32_t version, flags, ids, firsts;
+    uint64_t blob_len;
+    uint32_t meta_len, strip_count;
+    uint8_t strip_char[4];
+    uint32_t strip_len;
+    uint8_t reserved[16];
+} table_header;
+
+typedef struct {
+    uint8_t len, flags, bytes[TABLE_INLINE];
+} table_entry;
+
+_Static_assert(sizeof(table_header) == TABLE_HEADER, "the entries begin at 64");
+_Static_assert(offsetof(table_header, version) == 8, "layout");
+_Static_assert(offsetof(table_header, flags) == 12, "layout");
+_Static_assert(offsetof(table_header, ids) == 16, "layout");
+_Static_assert(offsetof(table_header, firsts) == 20, "layout");
+_Static_assert(offsetof(table_header, blob_len) == 24, "layout");
+_Static_assert(offsetof(table_header, meta_len) == 32, "layout");
+_Static_assert(offsetof(table_header, strip_count) == 36, "layout");
+_Static_assert(offsetof(table_header, strip_char) == 40, "layout");
+_Static_assert(offsetof(table_header, strip_len) == 44, "layout");
+_Static_assert(sizeof(table_entry) == 16, "one entry, one cache access");
+
+/* A table that was checked; sizes are copied out, so that later changes in shared memory cannot move them. */
+typedef struct {
+    const table_entry *entries, *firsts;
+    const uint8_t *blob;
+    uint64_t blob_len;
+    uint32_t ids, flags, strip_count, strip_len;
+    uint8_t strip_char[4];
+} table;
+
+typedef struct {
+    const uint8_t *bytes;
+    uint32_t len;
+    uint8_t flags; /* 0: no such token, decodes to nothing */
+} table_token;
+
+bool table_open(table *out, const uint8_t *base, size_t len);
+
+static inline table_token table_get(const table *t, int32_t id, bool first)
+{
+    table_token token = {NULL, 0, 0};
+    if ((uint32_t)id >= t->ids) return token; /* negative ids are large here */
+    const table_entry *entry = (first && t->firsts ? t->firsts : t->entries) + (uint32_t)id;
+    uint8_t len = entry->len;
+    if (len <= TABLE_INLINE) {
+        token.bytes = entry->bytes;
+        token.len = len;
+        token.flags = entry->flags;
+    } else {
+        uint32_t span[2];
+        __builtin_memcpy(span, entry->bytes + 2, sizeof span);
+        if (len != TABLE_LONG || span[1] <= TABLE_INLINE || (uint64_t)span[0] + span[1] > t->blob_len) return token;
+        token.bytes = t->blob + span[0];
+        token.len = span[1];
+        token.flags = entry->flags;
+    }
+    return token;
+}
+
+#endif

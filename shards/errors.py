@@ -1,0 +1,13 @@
+"""What can go wrong in this room, and says so."""
+
+
+class TokenizerFileError(ValueError):
+    """A tokenizer file is missing, unreadable or no tokenizer."""
+
+
+class TableError(ValueError):
+    """A token table in shared memory is not one that this version can read."""
+
+
+class BadRegistration(ValueError):
+    """A request's decode options cannot be served; the message is fit for the client."""

@@ -1,0 +1,120 @@
+"""Decoding with the tokenizer itself, for decoders that have no table (WordPiece, CTC, BPE with suffixes).
+
+The text of a new token is what decoding it after a few tokens of context adds to decoding the context alone.
+Context is a handful of tokens, and so is what waits for the rest of a character: every id is decoded a
+bounded number of times, and text flows whatever comes, an endless run of U+FFFD included.
+
+Knows the tokenizer's `decode`; must not know rows, stops or frames.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# Ids that wait because the text so far ends in U+FFFD, or has not grown; a character takes at most 4.
+MAX_PENDING = 8
+# Of them, the last ones may be the beginning of a character.
+OPEN = 3
+MAX_CONTEXT = 16
+REPLACEMENT = "\ufffd"
+
+
+class TokenizerText:
+    """A tokenizer, and which of its ids are text at all."""
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._tokenizer = tokenizer
+        vocab = tokenizer.get_vocab(with_added_tokens=True)
+        self._known: NDArray[np.bool_] = np.zeros(max(vocab.values(), default=-1) + 1, dtype=np.bool_)
+        self._known[list(vocab.values())] = True
+        self._plain = self._known.copy()
+        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+        for content, token in vocab.items():
+            if content in special:
+                self._plain[token] = False
+        self.work = 0
+        """Ids decoded so far: what the cost is linear in."""
+
+    def stream(self, skip_special: bool, prompt: list[int]) -> "TextStream":
+        """Return the text of a request that follows `prompt` (its last ids)."""
+        return TextStream(self, skip_special, prompt)
+
+    def is_text(self, token: int, skip_special: bool) -> bool:
+        """Whether an id reaches the decoder: known, and not skipped."""
+        kinds = self._plain if skip_special else self._known
+        return 0 <= token < len(kinds) and bool(kinds[token])
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the tokenizer's text for ids that all are text."""
+        self.work += len(ids)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def token_text(self, token: int) -> str:
+        """Return one token's text on its own; "" for an id that is none."""
+        return self.decode([token]) if self.is_text(token, False) else ""
+
+
+class TextStream:
+    """One request's text, token by token. What it returns depends on the ids alone, not on how they came."""
+
+    __slots__ = ("_context", "_pending", "_prefix", "_skip", "_text")
+
+    def __init__(self, text: TokenizerText, skip_special: bool, prompt: list[int]) -> None:
+        self._text = text
+        self._skip = skip_special
+        self._context = [token for token in prompt if text.is_text(token, skip_special)][-MAX_CONTEXT:]
+        self._prefix = text.decode(self._context) if self._context else ""
+        self._pending: list[int] = []
+
+    def add(self, token: int) -> str:
+        """Return the text that a token brings out, "" while it has to wait."""
+        if not self._text.is_text(token, self._skip):
+            return ""
+        self._pending.append(token)
+        text = self._text.decode(self._context + self._pending)
+        added = self._after_prefix(text)
+        if added and not added.endswith(REPLACEMENT):
+            self._advance(len(self._pending))
+            return added
+        if len(self._pending) < MAX_PENDING:
+            return ""
+        # It may be no character's beginning at all: let go of all but the last few.
+        done = len(self._pending) - OPEN
+        added = self._after_prefix(self._text.decode(self._context + self._pending[:done]))
+        self._advance(done)
+        return added
+
+    def flush(self) -> str:
+        """Return what still waits, as it is: the request is over."""
+        if not self._pending:
+            return ""
+        added = self._after_prefix(self._text.decode(self._context + self._pending))
+        self._advance(len(self._pending))
+        return added
+
+    def _advance(self, done: int) -> None:
+        head, self._pending = self._pending[:done], self._pending[done:]
+        context = self._text.decode(head)
+        if not context:
+            # Tokens without text are no context: the next one would look like the text's first.
+            head = (self._context + head)[-MAX_CONTEXT:]
+            context = self._text.decode(head)
+        self._context, self._prefix = head, context
+
+    def _after_prefix(self, text: str) -> str:
+        prefix = self._prefix
+        if text.startswith(prefix):
+            return text[len(prefix) :]
+        # The prompt ended inside a character that is whole now: the character is the output's.
+        whole = prefix.rstrip(REPLACEMENT)
+        if whole != prefix and text.startswith(whole):
+            return text[len(whole) :]
+        same = 0
+        while same < min(len(text), len(prefix)) and text[same] == prefix[same]:
+            same += 1
+        return text[same:]

@@ -1,0 +1,317 @@
+"""The C kernel, with types: one object per shard, one call per step.
+
+Knows `core/api.h` and nothing above it: rows and bytes in, columns and text out.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ring.batch import I32, U32, U64
+from ..ring.frames import Buffer
+from . import _kernel
+from .errors import BadRegistration, TableError
+
+ffi, lib = _kernel.ffi, _kernel.lib
+
+END, END_STRING, END_TOKENS = 1, 2, 3
+SKIP_SPECIAL, NO_STOP_TRIM, DETECT = 1, 2, 4
+
+# What C cannot say in one number.
+_NO_MEMORY, _TOO_MUCH, _TAKEN = -1, -3, -4
+
+_u8 = ffi.typeof("uint8_t[]")
+_u32 = ffi.typeof("uint32_t[]")
+_u64 = ffi.typeof("uint64_t[]")
+_i32 = ffi.typeof("int32_t[]")
+
+
+class Finish(NamedTuple):
+    """A row that ends its request: `kind` END, END_STRING (matched: UTF-8) or END_TOKENS (matched: i32)."""
+
+    row: int
+    kind: int
+    matched: bytes
+
+
+class Failure(NamedTuple):
+    """A request that cannot go on: its row was not the one expected, or its text found no room."""
+
+    route: int
+    expected: int
+    first: int
+    tokens: int
+    too_much: bool
+
+
+class Ready(NamedTuple):
+    """Text that the caller made: `lens` u32[tokens + rows], each token's, then each row's own tail."""
+
+    text: bytes
+    lens: U32
+
+
+class Step(NamedTuple):
+    """One call's output. Arrays and text are the kernel's memory: valid until its next call."""
+
+    rows: int
+    routes: U64
+    first: U32
+    counts: U32
+    prompt_tokens: U32
+    ids: I32
+    generated: U32
+    text_lens: U32
+    text: memoryview
+    source: U32
+    """Each row's row in the step that came in."""
+    token_ends: U32 | None
+    """Where each token's text ends within its row's, before anything is held back."""
+    stops: list[tuple[int, int]]
+    """(row, index of the stop string) for rows that this shard ended."""
+    failures: list[Failure]
+    unknown: int
+    doubled: int
+
+
+class Look(NamedTuple):
+    """One request's state."""
+
+    expected: int
+    tail: int
+    run: int
+    held: int
+    ended: bool
+
+
+class Kernel:
+    """One shard's requests and their text. One thread at a time."""
+
+    def __init__(self, table: Buffer | None) -> None:
+        error = ffi.new("int *")
+        # Held: the kernel keeps pointing into it.
+        self._table = None if table is None else ffi.from_buffer(_u8, table)
+        length = 0 if self._table is None else len(self._table)
+        shard = lib.ofs_new(ffi.NULL if self._table is None else self._table, length, error)
+        if shard == ffi.NULL:
+            if error[0] == _NO_MEMORY:
+                raise MemoryError("no memory for a decoder")
+            raise TableError(f"{length} bytes that are no token table of this version; compile it anew")
+        self._shard = ffi.gc(shard, lib.ofs_free)
+        self._out = lib.ofs_result(shard)
+        self._rows = ffi.new("ofs_rows *")
+        self._finishes = ffi.new("ofs_finishes *")
+        self._ready = ffi.new("ofs_ready *")
+        self._views: _Views | None = None
+
+    def register(
+        self, route: int, flags: int, stops: Iterable[bytes], prompt: Buffer, prompt_tokens: int
+    ) -> bool:
+        """Start a request; False when it runs already. Raises BadRegistration, MemoryError."""
+        kept = [stop for stop in stops if stop]
+        lens = ffi.new(_u32, [len(stop) for stop in kept])
+        ids = ffi.from_buffer(_i32, prompt)
+        code = lib.ofs_register(
+            self._shard,
+            route,
+            flags,
+            b"".join(kept),
+            lens,
+            len(kept),
+            ids,
+            len(ids),
+            min(prompt_tokens, 0xFFFFFFFF),
+        )
+        if code == _TAKEN:
+            return False
+        if code == _TOO_MUCH:
+            raise BadRegistration(
+                f"{len(kept)} stop strings of {sum(map(len, kept))} UTF-8 bytes; "
+                "at most 256 of 65536 bytes together"
+            )
+        if code:
+            raise MemoryError(f"no memory for another request (code {code})")
+        return True
+
+    def restore(self, route: int, ids: Buffer, text_bytes: int, ready: Ready | None = None) -> None:
+        """Bring a request that was just registered to where its delivered ids and text left it."""
+        column = ffi.from_buffer(_i32, ids)
+        code = lib.ofs_restore(self._shard, route, column, len(column), text_bytes, self._set_ready(ready))
+        if code:
+            raise MemoryError(f"{len(column)} ids cannot be restored (code {code})")
+
+    def forget(self, route: int) -> bool:
+        """Drop a request; False when it was not known."""
+        return bool(lib.ofs_forget(self._shard, route))
+
+    def end(self, route: int) -> None:
+        """Let nothing more come out of a request."""
+        lib.ofs_end(self._shard, route)
+
+    def readers(self, routes: U64, mask: int, want: int) -> list[int]:
+        """Return the readers whose rows have `(route & mask) == want`."""
+        rows = self._rows
+        rows.routes, rows.rows = ffi.from_buffer(_u64, routes), len(routes)
+        words = ffi.new("uint64_t[4]")
+        lib.ofs_readers(rows, mask, want, words)
+        bits = words[0] | words[1] << 64 | words[2] << 128 | words[3] << 192
+        found = []
+        while bits:
+            low = bits & -bits
+            found.append(low.bit_length() - 1)
+            bits ^= low
+        return found
+
+    def plan(
+        self,
+        columns: tuple[U64, U32, U32, U32, I32],
+        mask: int,
+        want: int,
+        finishes: list[Finish],
+    ) -> U32:
+        """Return how many ids of each row `decode` would decode (0 for rows it would drop)."""
+        keep: U32 = np.zeros(len(columns[0]), dtype=np.uint32)
+        alive = self._set_rows(columns), self._set_finishes(finishes)
+        code = lib.ofs_plan(self._shard, self._rows, mask, want, alive[1][0], ffi.from_buffer(_u32, keep))
+        if code:
+            raise ValueError("counts add up to more than there are ids")
+        return keep
+
+    def decode(
+        self,
+        columns: tuple[U64, U32, U32, U32, I32],
+        mask: int,
+        want: int,
+        finishes: list[Finish],
+        ready: Ready | None = None,
+        token_ends: bool = False,
+    ) -> Step:
+        """Decode rows with `(route & mask) == want`; columns: routes, first, counts, prompt_tokens, ids."""
+        alive = self._set_rows(columns)
+        if finishes:
+            how, kept = self._set_finishes(finishes)
+        else:
+            how, kept = ffi.NULL, None
+        given = ffi.NULL if ready is None else self._set_ready(ready)
+        code = lib.ofs_decode(self._shard, self._rows, mask, want, how, given, token_ends)
+        del alive, kept
+        if code:
+            raise MemoryError(f"a step of {len(columns[0])} rows cannot be decoded (code {code})")
+        return self._step(token_ends)
+
+    @property
+    def live(self) -> int:
+        """Requests registered now."""
+        return int(lib.ofs_total(self._shard).live)
+
+    def totals(self) -> dict[str, int]:
+        """Return live, pages, tokens, text_bytes and work since the start."""
+        totals = lib.ofs_total(self._shard)
+        return {name: getattr(totals, name) for name in ("live", "pages", "tokens", "text_bytes", "work")}
+
+    def look(self, route: int) -> Look | None:
+        """Return a request's state, None when it is not known."""
+        look = ffi.new("ofs_look *")
+        if not lib.ofs_peek(self._shard, route, look):
+            return None
+        return Look(look.expected, look.tail, look.run, look.held, bool(look.ended))
+
+    def token_text(self, token: int) -> str:
+        """Return one token's text on its own, special or not; "" for an id that is none."""
+        room = 4096
+        while True:
+            out = ffi.new("uint8_t[]", room)
+            size = lib.ofs_token_text(self._shard, token, out, room)
+            if size >= 0:
+                return bytes(ffi.buffer(out, size)).decode()
+            room *= 16
+
+    def _set_rows(self, columns: tuple[U64, U32, U32, U32, I32]) -> object:
+        rows = self._rows
+        routes, first, counts, prompt_tokens, ids = columns
+        n = len(routes)
+        if not (len(first) == len(counts) == len(prompt_tokens) == n):
+            raise ValueError(f"columns of {n}, {len(first)}, {len(counts)}, {len(prompt_tokens)} rows")
+        alive = (
+            ffi.from_buffer(_u64, routes),
+            ffi.from_buffer(_u32, first),
+            ffi.from_buffer(_u32, counts),
+            ffi.from_buffer(_u32, prompt_tokens),
+            ffi.from_buffer(_i32, ids),
+        )
+        rows.routes, rows.first, rows.counts, rows.prompt_tokens, rows.ids = alive
+        rows.rows, rows.tokens = n, len(ids)
+        return alive
+
+    def _set_finishes(self, finishes: list[Finish]) -> tuple[Any, object]:
+        how = self._finishes
+        entries, offset = [], 0
+        for row, kind, matched in finishes:
+            entries.append((row, kind, offset, len(matched)))
+            offset += len(matched)
+        matched_all = b"".join(finish.matched for finish in finishes)
+        alive = ffi.new("ofs_finish[]", entries), ffi.from_buffer(_u8, matched_all)
+        how.finishes, how.matched = alive
+        how.count, how.matched_len = len(entries), offset
+        return how, alive
+
+    def _set_ready(self, ready: Ready | None) -> Any:
+        if ready is None:
+            return ffi.NULL
+        given = self._ready
+        self._alive = ffi.from_buffer(_u8, ready.text), ffi.from_buffer(_u32, ready.lens)
+        given.text, given.lens = self._alive
+        given.len = len(ready.text)
+        return given
+
+    def _step(self, token_ends: bool) -> Step:
+        out = self._out
+        views = self._views
+        if views is None or views.place != (out.routes, out.ids, out.row_cap, out.token_cap):
+            views = self._views = _Views(out)
+        rows, tokens, text = out.rows, out.tokens, out.text_bytes
+        return Step(
+            rows,
+            views.routes[:rows],
+            views.first[:rows],
+            views.counts[:rows],
+            views.prompt_tokens[:rows],
+            views.ids[:tokens],
+            views.generated[:rows],
+            views.text_lens[:rows],
+            memoryview(ffi.buffer(out.text, text)) if text else memoryview(b""),
+            views.source[:rows],
+            views.token_ends[:tokens] if token_ends else None,
+            [(out.stops[k].row, out.stops[k].pattern) for k in range(out.stop_count)],
+            [_failure(out.failures[k]) for k in range(out.failure_count)],
+            out.unknown,
+            out.doubled,
+        )
+
+
+def _failure(found: Any) -> Failure:
+    return Failure(found.route, found.expected, found.first, found.count, found.code == -_TOO_MUCH)
+
+
+class _Views:
+    """The kernel's output arrays as numpy arrays, made once per growth instead of once per step."""
+
+    def __init__(self, out: Any) -> None:
+        self.place = (out.routes, out.ids, out.row_cap, out.token_cap)
+        rows, tokens = out.row_cap, out.token_cap
+
+        def view(pointer: Any, count: int, dtype: str) -> NDArray[Any]:
+            kind = np.dtype(dtype)
+            return np.frombuffer(ffi.buffer(pointer, count * kind.itemsize), kind)
+
+        self.routes: U64 = view(out.routes, rows, "<u8")
+        self.first: U32 = view(out.first, rows, "<u4")
+        self.counts: U32 = view(out.counts, rows, "<u4")
+        self.prompt_tokens: U32 = view(out.prompt_tokens, rows, "<u4")
+        self.generated: U32 = view(out.generated, rows, "<u4")
+        self.text_lens: U32 = view(out.text_lens, rows, "<u4")
+        self.source: U32 = view(out.source, rows, "<u4")
+        self.ids: I32 = view(out.ids, tokens, "<i4")
+        self.token_ends: U32 = view(out.token_ends, tokens, "<u4")

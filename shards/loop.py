@@ -1,0 +1,270 @@
+"""The shard loop: reads registrations and steps, decodes its own rows, writes them to their readers.
+
+Order rule: a turn notes how far the step ring goes, drains the control ring, and only then handles steps up
+to that mark. A gateway registers a request before it submits it, so a row always finds its registration.
+
+A frame is released after its rows were written: a shard that dies in between is followed by one that reads
+the frame again, and the reader drops what it has had. Knows rings and frames; must not know sinks or HTTP.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..ring.batch import BadBatch, Batch, decode_batch, encode_batch
+from ..ring.consumer import Consumer, wait
+from ..ring.errors import CorruptLane, FrameTooLarge, RingFull
+from ..ring.frames import (
+    BadFrame,
+    Buffer,
+    ErrorFrame,
+    Forget,
+    Register,
+    Restore,
+    Result,
+    Tag,
+    decode,
+    encode,
+)
+from ..ring.route import format_route, reader_of, shard_of
+from ..ring.writer import LaneWriter
+from .decoder import Decoded, Decoder
+from .errors import BadRegistration
+from .kernel import Failure
+
+log = logging.getLogger(__name__)
+
+# Steps handled between two looks at the control ring.
+STEPS = 64
+CONTROLS = 1024
+# Longest sleep and longest wait for a reader's room; the heartbeat goes on between two of them.
+WAIT_S = 0.25
+
+
+class Stopped(Exception):
+    """The shard was told to stop while it waited for a reader's room."""
+
+
+@dataclass(slots=True)
+class ShardStatistics:
+    """What a shard's loop has seen since its start."""
+
+    steps: int = 0
+    controls: int = 0
+    bad_frames: int = 0
+    unnamed_bad_frames: int = 0
+    """Of these, those that named no request of this shard."""
+    corrupt_lanes: int = 0
+    no_reader: int = 0
+    """Frames for a reader that has no ring; dropped."""
+    waits: int = 0
+    """Times a reader's ring was full."""
+    wakes: int = 0
+    """Times something woke the sleeping shard."""
+    errors: int = 0
+    """Requests failed by this shard."""
+
+
+class Shard:
+    """The loop over one shard's rings.
+
+    egress(reader)  the lane to that reader, or None when it has none; asked once per reader and again
+                    while it says None
+    beat()          called every turn and during every wait: "I am alive"
+    stopping()      whether to end; asked as often
+    """
+
+    def __init__(
+        self,
+        number: int,
+        decoder: Decoder,
+        control: Consumer,
+        steps: Consumer,
+        egress: Callable[[int], LaneWriter | None],
+        *,
+        beat: Callable[[], None] = lambda: None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.number = number
+        self.decoder = decoder
+        self.statistics = ShardStatistics()
+        self._control = control
+        self._steps = steps
+        self._egress = egress
+        self._writers: dict[int, LaneWriter] = {}
+        self._beat = beat
+        self._stopping = stopping
+
+    def run(self) -> None:
+        """Turn until told to stop."""
+        rings = [self._control, self._steps]
+        try:
+            while not self._stopping():
+                self._beat()
+                if not self.turn() and wait(rings, WAIT_S):
+                    self.statistics.wakes += 1
+        except Stopped:
+            pass
+
+    def turn(self) -> bool:
+        """Handle what is there now; whether there was anything."""
+        upto = self._steps.tails()
+        busy = self._drain_control()
+        while frames := self._read(self._steps, STEPS, upto):
+            for _, tag, body in frames:
+                self._step_frame(tag, body)
+            self._steps.release()
+            busy = True
+            self._beat()
+        return busy
+
+    def _read(
+        self, ring: Consumer, limit: int, upto: list[int] | None = None
+    ) -> list[tuple[int, int, memoryview]]:
+        while True:
+            try:
+                return ring.read(limit, upto)
+            except CorruptLane as error:
+                self.statistics.corrupt_lanes += 1
+                log.error("shard %d goes on without it: %s", self.number, error)
+
+    def _drain_control(self) -> bool:
+        busy = False
+        while frames := self._read(self._control, CONTROLS):
+            for _, tag, body in frames:
+                self._control_frame(tag, body)
+            self._control.release()
+            busy = True
+        return busy
+
+    def _control_frame(self, tag: int, body: memoryview) -> None:
+        self.statistics.controls += 1
+        try:
+            message = decode(tag, body)
+        except BadFrame as error:
+            self._bad_frame(error, known=False)
+            return
+        if shard_of(message.route) != self.number:
+            return
+        try:
+            match message:
+                case Register():
+                    self.decoder.register(message)
+                case Restore():
+                    self.decoder.restore(message)
+                case Forget():
+                    self.decoder.forget(message.route)
+                case _:
+                    self._bad_frame(
+                        BadFrame(f"a {Tag(tag).name} frame does not belong on a control ring"), known=False
+                    )
+        except BadRegistration as error:
+            self._fail(message.route, 400, "bad_request", str(error))
+        except MemoryError as error:
+            self._fail(message.route, 503, "no_memory", str(error))
+
+    def _step_frame(self, tag: int, body: memoryview) -> None:
+        self.statistics.steps += 1
+        try:
+            if tag == Tag.BATCH:
+                self._batch(decode_batch(body))
+                return
+            message = decode(tag, body)
+        except BadFrame as error:
+            self._bad_frame(error, known=True)
+            return
+        if not isinstance(message, Result | ErrorFrame):
+            self._bad_frame(BadFrame(f"a {Tag(tag).name} frame does not belong on a step ring"), known=True)
+        elif shard_of(message.route) == self.number:
+            self._write(reader_of(message.route), tag, body)
+
+    def _batch(self, batch: Batch) -> None:
+        if batch.egress:
+            raise BadBatch("a BATCH with text does not belong on a step ring", tuple(batch.routes.tolist()))
+        for reader in self.decoder.readers(batch, self.number):
+            decoded = self.decoder.decode(batch, self.number, reader)
+            for failure in decoded.failures:
+                self._lost(failure)
+            if decoded.rows:
+                self._write_rows(reader, decoded)
+
+    def _write_rows(self, reader: int, rows: Decoded) -> None:
+        parts = encode_batch(
+            rows.stamp_ns,
+            rows.routes,
+            rows.first,
+            rows.counts,
+            rows.prompt_tokens,
+            rows.ids,
+            rows.finishes,
+            generated=rows.generated,
+            text_lens=rows.text_lens,
+            text=rows.text,
+            families=rows.families,
+            texts=rows.texts,
+        )
+        try:
+            self._write(reader, Tag.BATCH, *parts)
+        except FrameTooLarge as error:
+            if rows.rows == 1:
+                self.decoder.end(int(rows.routes[0]))
+                self._fail(int(rows.routes[0]), 500, "row_too_large", str(error))
+                return
+            for half in rows.halves():
+                self._write_rows(reader, half)
+
+    def _write(self, reader: int, tag: int, *parts: Buffer) -> None:
+        """Write one frame to a reader, however long it takes to have room: so the scheduler learns of it."""
+        writer = self._writers.get(reader)
+        if writer is None:
+            found = self._egress(reader)
+            if found is None:
+                self.statistics.no_reader += 1
+                return
+            writer = self._writers[reader] = found
+        try:
+            writer.write(tag, *parts)
+            return
+        except RingFull:
+            self.statistics.waits += 1
+        while True:
+            self._beat()
+            if self._stopping():
+                raise Stopped
+            try:
+                writer.write(tag, *parts, timeout=WAIT_S)
+                return
+            except RingFull:
+                continue
+
+    def _lost(self, failure: Failure) -> None:
+        if failure.too_much:
+            message = f"the text of {failure.tokens} tokens from {failure.first} on is too large"
+            self._fail(failure.route, 500, "row_too_large", message)
+            return
+        message = (
+            f"tokens from {failure.expected} on were expected, a row of {failure.tokens} "
+            f"from {failure.first} on came"
+        )
+        self._fail(failure.route, 500, "gap", message)
+
+    def _bad_frame(self, error: BadFrame, *, known: bool) -> None:
+        """Fail what a rejected frame names; a damaged name is believed only if it is a live request's."""
+        self.statistics.bad_frames += 1
+        routes = [
+            route
+            for route in dict.fromkeys(error.routes)
+            if shard_of(route) == self.number and (not known or self.decoder.knows(route))
+        ]
+        log.error("shard %d rejected a frame naming %d of its requests: %s", self.number, len(routes), error)
+        if not routes:
+            self.statistics.unnamed_bad_frames += 1
+        for route in routes:
+            self._fail(route, 500, "bad_frame", f"a damaged frame was rejected: {error}")
+
+    def _fail(self, route: int, status: int, kind: str, message: str) -> None:
+        self.statistics.errors += 1
+        log.error("shard %d fails %s: %s", self.number, format_route(route), message)
+        self.decoder.end(route)
+        frame = ErrorFrame(route, status, kind, message[:2048], running=True)
+        self._write(reader_of(route), Tag.ERROR, encode(frame))

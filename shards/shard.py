@@ -1,0 +1,130 @@
+"""A shard process, from its instance's name to its end: opens what it needs, runs the loop, says how it is.
+
+A new shard takes its predecessor's place: the same row on the board, cursors where the dead one left them,
+the egress lanes it wrote. Must not know how a step is decoded.
+"""
+
+import logging
+import signal
+import time
+from types import FrameType
+
+from ..ring.board import BoardRow, Role, State
+from ..ring.doorbell import Doorbell
+from ..ring.instance import Instance
+from ..ring.names import segment_name
+from ..ring.ring import Ring
+from ..ring.writer import LaneWriter
+from .decoder import Decoder
+from .loop import Shard
+from .table import TokenTable
+
+log = logging.getLogger(__name__)
+
+# Counters on the board are for people: a look now and then is enough.
+REPORT_EVERY_NS = 50_000_000
+# How often to look whether the launcher still runs; the kernel kills a shard whose parent died at once.
+CHECK_EVERY_NS = 200_000_000
+
+
+def run_shard(instance: str, shard: int) -> None:
+    """Be shard `shard` of a running instance, until it ends or this process is told to (SIGTERM).
+
+    Raises InstanceGone when there is no such instance, TableError when its token table is unreadable,
+    LaneOwned when a live process is that shard already.
+    """
+    opened = Instance.attach(instance)
+    row = opened.board.row(Role.SHARD, shard)
+    row.claim(State.STARTING)
+    with Doorbell.create(opened.bell(Role.SHARD, shard)) as bell:
+        try:
+            _run(opened, shard, row, bell)
+        finally:
+            row.state = State.STOPPED
+            opened.close()
+
+
+def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
+    decoder = Decoder(TokenTable.attach(segment_name(opened.name, "tokens")))
+    row.put("table", 0 if decoder.table.fallback else 1)
+    lanes = _Lanes(opened, shard, bell)
+    life = _Life(opened, row)
+    with opened.control() as control, opened.step() as steps:
+        loop = Shard(
+            shard,
+            decoder,
+            control.consumer(shard, bell),
+            steps.consumer(shard, bell),
+            lanes.to,
+            beat=lambda: life.beat(loop),
+            stopping=life.stopping,
+        )
+        signal.signal(signal.SIGTERM, life.stop)
+        row.state = State.RUNNING
+        loop.run()
+        life.report(loop)
+    lanes.close()
+
+
+class _Lanes:
+    """The lanes to the readers, each claimed when its first row comes."""
+
+    def __init__(self, opened: Instance, shard: int, bell: Doorbell) -> None:
+        self._opened = opened
+        self._shard = shard
+        self._bell = bell
+        self._rings: list[Ring] = []
+
+    def to(self, reader: int) -> LaneWriter | None:
+        if reader >= self._opened.config.readers:
+            return None
+        ring = self._opened.egress(reader)
+        self._rings.append(ring)
+        return ring.writer(self._shard, doorbell=self._bell)
+
+    def close(self) -> None:
+        for ring in self._rings:
+            ring.close()
+
+
+class _Life:
+    """Heartbeat, counters, and whether to go on."""
+
+    def __init__(self, opened: Instance, row: BoardRow) -> None:
+        self._opened = opened
+        self._row = row
+        self._told = False
+        self._checked = self._reported = 0
+        self._gone = False
+
+    def stop(self, signum: int, frame: FrameType | None) -> None:
+        self._told = True
+
+    def beat(self, loop: Shard) -> None:
+        self._row.beat()
+        if time.monotonic_ns() - self._reported > REPORT_EVERY_NS:
+            self.report(loop)
+
+    def stopping(self) -> bool:
+        now = time.monotonic_ns()
+        if now - self._checked > CHECK_EVERY_NS:
+            self._checked = now
+            self._gone = not self._opened.alive
+        return self._told or self._gone
+
+    def report(self, loop: Shard) -> None:
+        """Put the counters on the board."""
+        self._reported = time.monotonic_ns()
+        seen, decoded, put = loop.statistics, loop.decoder.statistics, self._row.put
+        put("frames", seen.steps + seen.controls)
+        put("rows", decoded.rows)
+        put("tokens", decoded.tokens)
+        put("live", loop.decoder.live)
+        put("errors", seen.errors)
+        put("ended", decoded.ended)
+        put("aborts", decoded.stopped)
+        put("unknown_rows", decoded.unknown)
+        put("doubled_rows", decoded.doubled)
+        put("bad_frames", seen.bad_frames)
+        put("full", seen.waits)
+        put("wakes", seen.wakes)

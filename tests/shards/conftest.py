@@ -1,0 +1,45 @@
+"""Tokenizers and their tables, made once for all tests of this room."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from outfeed.shards.table import TokenTable
+from tokenizers import Tokenizer
+
+from . import tokenizers_here as here
+
+NAMES = (
+    "deepseek",
+    "bytelevel_added",
+    "metaspace_bpe",
+    "metaspace_unigram",
+    "no_decoder",
+    "wordpiece",
+    "ctc",
+)
+WITH_TABLE = NAMES[:5]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+
+    @cache
+    def path(name: str) -> Path:
+        if name in ("deepseek", "wordpiece"):
+            return Path(getattr(here, name)())
+        return Path(getattr(here, name)(folder))
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of(tokenizer_path: Callable[[str], Path]) -> Callable[[str], Tokenizer]:
+    return cache(lambda name: Tokenizer.from_file(str(tokenizer_path(name))))
+
+
+@pytest.fixture(scope="session")
+def table_of(tokenizer_path: Callable[[str], Path]) -> Callable[[str], TokenTable]:
+    return cache(lambda name: TokenTable.compile(tokenizer_path(name)))

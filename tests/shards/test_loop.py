@@ -1,0 +1,341 @@
+"""The shard loop on real rings: the order rule, routing, failing what it must, waiting for readers."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from outfeed.ring import Consumer, Doorbell, LaneWriter, Ring, segment
+from outfeed.ring.batch import Batch, decode_batch, encode_batch
+from outfeed.ring.finish import FinishReason
+from outfeed.ring.frames import (
+    TAG_OF,
+    DecodeOptions,
+    ErrorFrame,
+    Forget,
+    Message,
+    Register,
+    Result,
+    Tag,
+    decode,
+    encode,
+)
+from outfeed.ring.route import make_route
+from outfeed.shards.decoder import Decoder
+from outfeed.shards.loop import Shard, Stopped
+from outfeed.shards.table import TokenTable
+
+NUMBERS = itertools.count()
+ROUTE = make_route(0, 0, 5, 1)
+
+
+class Rig:
+    """One shard between a control and a step ring and two readers' egress rings."""
+
+    def __init__(self, name: str, table: TokenTable, capacity: int = 1 << 16) -> None:
+        self.bell = Doorbell.create(f"{name}.bell")
+        self.rings = {
+            what: Ring.create(f"{name}.{what}", lanes=1, consumers=1, capacity=size)
+            for what, size in (
+                ("control", 1 << 20),
+                ("step", 1 << 20),
+                ("egress0", capacity),
+                ("egress1", capacity),
+            )
+        }
+        self.control: LaneWriter = self.rings["control"].writer(0)
+        self.steps: LaneWriter = self.rings["step"].writer(0)
+        self.readers: list[Consumer] = [self.rings[f"egress{n}"].consumer(0, self.bell) for n in (0, 1)]
+        self.stop = False
+        self.beats = 0
+        self.shard = Shard(
+            0,
+            Decoder(table),
+            self.rings["control"].consumer(0, self.bell),
+            self.rings["step"].consumer(0, self.bell),
+            lambda reader: self.rings[f"egress{reader}"].writer(0) if reader < 2 else None,
+            beat=self.beat,
+            stopping=lambda: self.stop,
+        )
+
+    def beat(self) -> None:
+        self.beats += 1
+
+    def register(self, *routes: int, options: DecodeOptions | None = None) -> None:
+        for route in routes:
+            self.say(Register(route, f"rid-{route}", options or DecodeOptions(), b"", 0))
+
+    def say(self, message: Message) -> None:
+        self.control.write(TAG_OF[type(message)], encode(message))
+
+    def push(
+        self, rows: list[tuple[int, int, list[int]]], finishes: list[tuple[int, FinishReason]] | None = None
+    ) -> None:
+        """One step of (route, first, ids)."""
+        self.steps.write(Tag.BATCH, *self.frame(rows, finishes))
+
+    @staticmethod
+    def frame(
+        rows: list[tuple[int, int, list[int]]], finishes: list[tuple[int, FinishReason]] | None = None
+    ) -> list[bytes]:
+        parts = encode_batch(
+            1,
+            np.array([route for route, _, _ in rows], dtype=np.uint64),
+            np.array([first for _, first, _ in rows], dtype=np.uint32),
+            np.array([len(ids) for _, _, ids in rows], dtype=np.uint32),
+            np.zeros(len(rows), dtype=np.uint32),
+            np.array([token for _, _, ids in rows for token in ids], dtype=np.int32),
+            finishes or [],
+        )
+        return [bytes(part) for part in parts]
+
+    def hear(self, reader: int = 0) -> list[Batch | Message]:
+        """What a reader got, copied out of the ring."""
+        heard: list[Batch | Message] = []
+        while frames := self.readers[reader].read():
+            for _, tag, body in frames:
+                copy = memoryview(bytes(body))
+                heard.append(decode_batch(copy) if tag == Tag.BATCH else decode(tag, copy))
+            self.readers[reader].release()
+        return heard
+
+    def close(self) -> None:
+        for ring in self.rings.values():
+            ring.close()
+            ring.unlink()
+        self.bell.close()
+
+
+@pytest.fixture
+def make_rig(table_of: Callable[[str], TokenTable]) -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+    prefix = f"outfeed-test-loop-{os.getpid()}-{next(NUMBERS)}"
+
+    def make(capacity: int = 1 << 16, tokenizer: str = "bytelevel_added") -> Rig:
+        made.append(Rig(f"{prefix}-{len(made)}", table_of(tokenizer), capacity))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.close()
+    assert segment.listed(prefix) == []
+
+
+def only_batch(heard: list[Batch | Message]) -> Batch:
+    (batch,) = heard
+    assert isinstance(batch, Batch)
+    return batch
+
+
+def test_a_step_becomes_a_frame_with_text(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.register(ROUTE)
+    rig.push([(ROUTE, 0, [65, 66])])
+    assert rig.shard.turn()
+    batch = only_batch(rig.hear())
+    assert batch.routes.tolist() == [ROUTE]
+    assert batch.ids.tolist() == [65, 66]
+    assert batch.generated.tolist() == [2]
+    assert batch.text
+    assert batch.stamp_ns == 1
+    assert not rig.shard.turn()
+
+
+def test_a_registration_behind_the_step_on_its_own_ring_is_seen_first(make_rig: Callable[..., Rig]) -> None:
+    """The order rule: control is drained after the step ring's mark was taken, before a step is read."""
+    rig = make_rig()
+    rig.push([(ROUTE, 0, [65])])
+    rig.register(ROUTE)
+    rig.shard.turn()
+    assert only_batch(rig.hear()).rows == 1
+
+
+def test_a_step_beyond_the_mark_waits_for_the_next_turn(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    late = make_route(0, 0, 6, 1)
+    drain = rig.shard._drain_control
+
+    def drain_then_more() -> bool:
+        busy = drain()
+        if rig.shard.decoder.live == 1:
+            # Between draining control and reading steps a new request registers and gets its first row.
+            rig.register(late)
+            rig.push([(late, 0, [66])])
+        return busy
+
+    rig.register(ROUTE)
+    rig.push([(ROUTE, 0, [65])])
+    rig.shard._drain_control = drain_then_more  # type: ignore[method-assign]
+    rig.shard.turn()
+    assert only_batch(rig.hear()).routes.tolist() == [ROUTE]
+    rig.shard.turn()
+    assert only_batch(rig.hear()).routes.tolist() == [late]
+
+
+def test_rows_go_to_their_readers_and_other_shards_rows_to_nobody(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    mine = [make_route(reader, 0, slot, 1) for slot, reader in enumerate((0, 1, 0, 1))]
+    other = make_route(0, 1, 9, 1)
+    rig.register(*mine, other)
+    rig.push([(mine[0], 0, [65]), (other, 0, [66]), *((route, 0, [67]) for route in mine[1:])])
+    rig.shard.turn()
+    assert only_batch(rig.hear(0)).routes.tolist() == [mine[0], mine[2]]
+    assert only_batch(rig.hear(1)).routes.tolist() == [mine[1], mine[3]]
+
+
+def test_a_finished_row_carries_its_reason_and_loses_its_stop_token(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.register(ROUTE)
+    rig.push([(ROUTE, 0, [65, 66])], [(0, FinishReason.stop(66))])
+    rig.shard.turn()
+    batch = only_batch(rig.hear())
+    assert batch.ids.tolist() == [65]
+    assert batch.generated.tolist() == [2]
+    assert [reason.to_json() for _, reason in batch.finishes] == [{"type": "stop", "matched": 66}]
+
+
+def test_results_and_errors_pass_through_to_their_reader(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    route = make_route(1, 0, 3, 1)
+    messages: list[Message] = [
+        Result(route, b"answer"),
+        ErrorFrame(route, 503, "gone", "no scheduler"),
+        Result(make_route(1, 1, 3, 1), b"another shard's"),
+    ]
+    for message in messages:
+        rig.steps.write(TAG_OF[type(message)], encode(message))
+    rig.shard.turn()
+    assert rig.hear(1) == messages[:2]
+    assert rig.hear(0) == []
+
+
+def test_unknown_and_forgotten_requests_are_dropped(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.register(ROUTE)
+    rig.say(Forget(ROUTE))
+    rig.push([(ROUTE, 0, [65]), (make_route(0, 0, 7, 2), 0, [66])])
+    rig.shard.turn()
+    assert rig.hear() == []
+    assert rig.shard.decoder.statistics.unknown == 2
+    assert rig.shard.decoder.live == 0
+
+
+def test_a_gap_fails_its_request_alone(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    other = make_route(0, 0, 6, 1)
+    rig.register(ROUTE, other)
+    rig.push([(ROUTE, 0, [65]), (other, 0, [65])])
+    rig.push([(ROUTE, 2, [66]), (other, 1, [66])])
+    rig.push([(ROUTE, 3, [67])])
+    rig.shard.turn()
+    first, error, second = rig.hear()
+    assert isinstance(first, Batch)
+    assert first.rows == 2
+    assert isinstance(error, ErrorFrame)
+    assert (error.route, error.status, error.type, error.running) == (ROUTE, 500, "gap", True)
+    assert isinstance(second, Batch)
+    assert second.routes.tolist() == [other]
+
+
+def test_a_doubled_row_is_not_decoded_twice(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.register(ROUTE)
+    for _ in range(2):
+        rig.push([(ROUTE, 0, [65, 66])])
+    rig.push([(ROUTE, 2, [67])])
+    rig.shard.turn()
+    heard = rig.hear()
+    assert [batch.first.tolist() for batch in heard if isinstance(batch, Batch)] == [[0], [2]]
+    assert rig.shard.decoder.statistics.doubled == 1
+
+
+def test_a_damaged_step_fails_the_live_requests_it_names(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    stranger = make_route(0, 0, 99, 4)
+    rig.register(ROUTE)
+    body = bytearray(b"".join(Rig.frame([(ROUTE, 0, [65]), (stranger, 0, [66])])))
+    body[-1] ^= 0x40
+    rig.steps.write(Tag.BATCH, bytes(body))
+    rig.shard.turn()
+    (error,) = rig.hear()
+    assert isinstance(error, ErrorFrame)
+    assert (error.route, error.status, error.running) == (ROUTE, 500, True)
+
+
+@pytest.mark.parametrize("body", [b"", b"\0" * 7, b"\xff" * 64])
+def test_rubbish_costs_itself_alone(make_rig: Callable[..., Rig], body: bytes) -> None:
+    rig = make_rig()
+    rig.register(ROUTE)
+    for tag in (Tag.BATCH, Tag.RESULT, Tag.GENERATE, 77):
+        rig.steps.write(tag, body)
+        rig.control.write(tag, body)
+    rig.push([(ROUTE, 0, [65])])
+    rig.shard.turn()
+    assert only_batch(rig.hear()).rows == 1
+    assert rig.shard.statistics.unnamed_bad_frames == 8
+
+
+def test_stop_strings_beyond_the_limit_fail_the_request(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.register(ROUTE, options=DecodeOptions(stop=["x" * 40000, "y" * 40000]))
+    rig.shard.turn()
+    (error,) = rig.hear()
+    assert isinstance(error, ErrorFrame)
+    assert (error.status, error.type, error.running) == (400, "bad_request", True)
+    assert "80000 UTF-8 bytes" in error.message
+
+
+def test_rows_too_many_for_one_frame_are_split(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(capacity=4096)
+    routes = [make_route(0, 0, slot, 1) for slot in range(64)]
+    rig.register(*routes)
+    rig.push([(route, 0, [65 + slot % 20] * 3) for slot, route in enumerate(routes)])
+    assert [route for batch in turn_and_hear(rig) for route in batch.routes.tolist()] == routes
+
+
+def test_a_row_too_large_for_any_frame_fails_its_request(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(capacity=4096)
+    rig.register(ROUTE)
+    rig.push([(ROUTE, 0, [65] * 2000)])
+    rig.shard.turn()
+    (error,) = rig.hear()
+    assert isinstance(error, ErrorFrame)
+    assert (error.route, error.type) == (ROUTE, "row_too_large")
+
+
+def turn_and_hear(rig: Rig) -> list[Batch]:
+    """Turn until nothing is left, reading whenever the shard waits for room."""
+    got: list[Batch] = []
+
+    def beat() -> None:
+        rig.beats += 1
+        if rig.shard.statistics.waits:
+            got.extend(batch for batch in rig.hear() if isinstance(batch, Batch))
+
+    rig.shard._beat = beat
+    while rig.shard.turn():
+        pass
+    return got + [batch for batch in rig.hear() if isinstance(batch, Batch)]
+
+
+def test_a_full_reader_holds_the_shard_back_and_then_all_arrives(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(capacity=4096)
+    rig.register(ROUTE)
+    for first in range(200):
+        rig.push([(ROUTE, first, [65])])
+    assert [first for batch in turn_and_hear(rig) for first in batch.first.tolist()] == list(range(200))
+    assert rig.shard.statistics.waits > 0
+
+
+def test_a_shard_that_waits_for_a_reader_can_be_told_to_stop(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(capacity=4096)
+    rig.register(ROUTE)
+    for first in range(100):
+        rig.push([(ROUTE, first, [65])])
+    rig.stop = True
+    with pytest.raises(Stopped):
+        rig.shard.turn()
+    assert rig.beats > 0
+    # What was not written was not released: the next shard reads it again.
+    assert rig.rings["step"].stats().consumers[0].lag > 0

@@ -1,0 +1,56 @@
+"""The text is the tokenizer's own, whatever the tokenizer and wherever rows are cut."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from outfeed.ring.frames import DecodeOptions
+from outfeed.shards.table import TokenTable
+from tokenizers import Tokenizer
+
+from .conftest import NAMES, WITH_TABLE
+from .driver import Driver, every_cut
+from .tokenizers_here import TEXT
+
+Tables = Callable[[str], TokenTable]
+Tokenizers = Callable[[str], Tokenizer]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_sums_over_tokens_get_a_table(name: str, table_of: Tables) -> None:
+    assert table_of(name).fallback == (name not in WITH_TABLE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("text", TEXT)
+def test_real_text_cut_anywhere(name: str, text: str, table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    tokenizer = tokenizer_of(name)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids[:24]
+    driver = Driver(table_of(name))
+    want = tokenizer.decode(ids)
+    for cuts in every_cut(len(ids)):
+        assert driver.stream(ids, cuts).text.decode() == want
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_random_ids_cut_anywhere(name: str, skip: bool, table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    tokenizer, table = tokenizer_of(name), table_of(name)
+    rng = random.Random(name)
+    vocab = max(tokenizer.get_vocab().values()) + 1
+    odd = [*range(min(300, vocab)), *range(max(0, vocab - 20), vocab + 5)]
+    options = DecodeOptions(skip_special_tokens=skip)
+    driver = Driver(table)
+    for _ in range(60):
+        ids = [rng.choice(odd) if rng.random() < 0.5 else rng.randrange(vocab) for _ in range(12)]
+        want = tokenizer.decode(ids, skip_special_tokens=skip)
+        for cuts in (*every_cut(len(ids))[:4], list(range(1, 12))):
+            assert driver.stream(ids, cuts, options=options).text.decode() == want, ids
+
+
+def test_ids_that_are_no_tokens_decode_to_nothing(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    driver = Driver(table_of("deepseek"))
+    a, b = tokenizer_of("deepseek").encode("ab cd", add_special_tokens=False).ids[:2]
+    heard = driver.stream([-1, a, 129280, 2**31 - 1, -(2**31), b], [1, 2, 3])
+    assert heard.text.decode() == tokenizer_of("deepseek").decode([a, b])
+    assert len(heard.ids) == heard.generated == 6

