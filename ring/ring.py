@@ -198,7 +198,7 @@ class Ring:
         self._claim(
             f"consumer {index}",
             lambda: int(lib.consumer_owner(self._ring, index)),
-            lambda expected, _: int(lib.consumer_detach(self._ring, index, expected)),
+            lambda expected, mine: int(lib.consumer_detach(self._ring, index, expected, mine)),
         )
 
     def stats(self) -> RingStats:

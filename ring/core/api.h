@@ -64,7 +64,7 @@ uint64_t ring_created_ns(const ring *r);
 uint64_t lane_owner(const ring *r, uint32_t lane);
 uint64_t consumer_owner(const ring *r, uint32_t index);
 /* Detach a cursor whose owner word is `expected` (nobody or a dead owner). */
-int consumer_detach(const ring *r, uint32_t index, uint64_t expected);
+int consumer_detach(const ring *r, uint32_t index, uint64_t expected, uint64_t mine);
 int consumer_is_detached(const ring *r, uint32_t index);
 
 /* Doorbells (bell.c). */
@@ -119,7 +119,7 @@ uint32_t reader_fault_lane(const lane_reader *c);
 uint64_t reader_fault_position(const lane_reader *c);
 
 /* Waiting for frames (wait.c): 1 something is there, 0 time is up or the bell was rung by hand. */
-int readers_wait(bell *b, lane_reader *const *readers, uint32_t count, int64_t timeout_ns, int64_t spin_ns);
+int readers_wait(bell *b, lane_reader *const *readers, uint32_t count, int64_t timeout_ns);
 
 /* Statistics (stats.c): any process, any time; each number is read whole, the set is not a snapshot. */
 

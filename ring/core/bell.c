@@ -17,9 +17,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define FIRST_SPIN_NS 5000
+
 struct bell {
     guard guard;
     sem_t *semaphore;
+    int64_t spin_ns;
     half rung; /* by bell_ring: return from the wait even with nothing to read */
 };
 
@@ -55,6 +58,7 @@ bell *bell_open(const char *name) {
     bell *b = calloc(1, sizeof *b);
     if (b == NULL) return NULL;
     guard_init(&b->guard);
+    b->spin_ns = FIRST_SPIN_NS;
     b->semaphore = open_semaphore(name);
     if (b->semaphore == NULL) {
         free(b);
@@ -131,3 +135,5 @@ int bell_begin(bell *b) {
 void bell_end(bell *b) { guard_leave(&b->guard); }
 
 int bell_was_rung(bell *b) { return peek_half(&b->rung) && take_flag(&b->rung); }
+
+int64_t *bell_spin(bell *b) { return &b->spin_ns; }

@@ -10,17 +10,15 @@ int consumer_is_detached(const ring *r, uint32_t index) {
     return load_state(&consumer_at(r, index)->state) == CURSOR_DETACHED;
 }
 
-int consumer_detach(const ring *r, uint32_t index, uint64_t expected) {
-    if (index >= r->consumers) return RING_ARGUMENT;
+int consumer_detach(const ring *r, uint32_t index, uint64_t expected, uint64_t mine) {
+    if (index >= r->consumers || mine == 0) return RING_ARGUMENT;
     consumer_block *c = consumer_at(r, index);
-    /* Swapping the word for nobody settles a race with a process that takes the cursor over. */
-    if (!claim_owner(&c->owner, expected, 0)) return RING_OWNED;
+    /* Own it meanwhile: nobody may take the cursor over between the claim and the new state. */
+    if (!claim_owner(&c->owner, expected, mine)) return RING_OWNED;
     poke_half(&c->parked, 0);
     store_state(&c->state, CURSOR_DETACHED);
     fence_released();
-    for (uint32_t lane = 0; lane < r->lanes; lane++) {
-        lane_block *l = lane_at(r, lane);
-        if (peek_half(&l->room_parked) && take_flag(&l->room_parked)) futex_wake(&l->room_parked);
-    }
+    for (uint32_t lane = 0; lane < r->lanes; lane++) wake_writer(lane_at(r, lane));
+    claim_owner(&c->owner, mine, 0);
     return RING_OK;
 }

@@ -9,7 +9,7 @@
  *   store_magic     (creator)   ↔ load_magic    (attacher)   the header is complete
  *   store_state     (consumer)  ↔ load_state    (writer)     the heads of a cursor that is opened again
  *   store_turn      (consumer)  ↔ load_turn     (writer)     the doorbell's name is whole
- *   set_flag        (sleeper)   ↔ take_flag     (waker)      what the sleeper wrote before parking
+ *   set_flag        (sleeper)   ↔ see_flag, take_flag     (waker)      what the sleeper wrote before parking
  *
  * Dekker: each side stores its own word, runs a full fence, loads the other's. In any order of the four
  * steps at least one side sees the other's store (C11 7.17.4: of two seq_cst fences one comes first, and a
@@ -69,6 +69,8 @@ static inline uint32_t load_turn_again(half *p) {
     return atomic_fetch_add_explicit(p, 0, memory_order_acq_rel);
 }
 static inline void set_flag(half *p) { atomic_store_explicit(p, 1, memory_order_release); }
+/* A look before the locked instruction: usually the flag is not set. Pairs with set_flag. */
+static inline int see_flag(const half *p) { return atomic_load_explicit(p, memory_order_acquire) == 1; }
 /* True when the flag was set and this call cleared it: of several wakers exactly one wakes. */
 static inline int take_flag(half *p) { return atomic_exchange_explicit(p, 0, memory_order_acq_rel) == 1; }
 /* Compare and swap of an owner word: one claimant wins. Everything a claim reads comes after it. */

@@ -98,6 +98,12 @@ static inline void guard_leave(guard *g) { atomic_store_explicit(&g->busy, 0, me
 int futex_sleep(half *flag, uint32_t expected, int64_t timeout_ns);
 void futex_wake(half *flag);
 
+/* Wake the lane's writer if it sleeps. The wake does not hang on the flag: who took it may have died since. */
+static inline void wake_writer(lane_block *l) {
+    take_flag(&l->room_parked);
+    futex_wake(&l->room_parked);
+}
+
 /* Another process's doorbell, opened when first needed and again when the cursor changes hands. */
 typedef struct caller {
     void *semaphore;
@@ -112,6 +118,8 @@ int bell_sleep(bell *b, int64_t deadline);
 int bell_begin(bell *b);
 void bell_end(bell *b);
 int bell_was_rung(bell *b);
+/* How long its owner spins before it parks: it adapts (wait.c). */
+int64_t *bell_spin(bell *b);
 
 int bell_name_ok(const char *name, size_t bytes);
 

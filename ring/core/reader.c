@@ -146,8 +146,8 @@ int reader_release(lane_reader *c) {
         fence_released();
         for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
             lane_block *l = lane_at(&c->ring, lane);
-            if (!c->lanes[lane].moved || !peek_half(&l->room_parked)) continue;
-            if (c->lanes[lane].head >= peek(&l->room_wanted) && take_flag(&l->room_parked)) futex_wake(&l->room_parked);
+            if (!c->lanes[lane].moved || !see_flag(&l->room_parked)) continue;
+            if (c->lanes[lane].head >= peek(&l->room_wanted)) wake_writer(l);
         }
     }
     guard_leave(&c->guard);
@@ -214,6 +214,9 @@ static void adopt(lane_reader *c, uint64_t expected, const char *bell_name) {
     write_bell_name(c->shared, bell_name);
     if (load_state(&c->shared->state) == CURSOR_DETACHED) attach_afresh(c);
     if (expected != 0) bump(&c->shared->takeovers, 1);
+    /* The dead consumer may have taken a writer's flag and died before it woke it: wake them all. */
+    for (uint32_t lane = 0; expected != 0 && lane < c->ring.lanes; lane++)
+        wake_writer(lane_at(&c->ring, lane));
     for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
         cursor *k = &c->lanes[lane];
         k->head = k->next = load_head(&head_at(&c->ring, c->index, lane)->head);

@@ -87,5 +87,5 @@ void quarantine(const ring *r, uint32_t lane, uint64_t position) {
     claim_owner(&l->quarantine, 0, position | 1);
     /* A writer parked on a full lane must hear of it: nobody will ever make room. */
     fence_released();
-    if (peek_half(&l->room_parked) && take_flag(&l->room_parked)) futex_wake(&l->room_parked);
+    wake_writer(l);
 }

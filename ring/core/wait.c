@@ -2,6 +2,9 @@
 
 #include "reader.h"
 
+#define SHORTEST_SPIN_NS 2000
+#define LONGEST_SPIN_NS 50000 /* about what a sleep and a wake-up cost on a virtual machine */
+
 static int any_has_more(lane_reader *const *readers, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         if (reader_has_more(readers[i])) return 1;
@@ -30,13 +33,23 @@ static void unpark_all(lane_reader *const *readers, uint32_t count) {
         if (!take_flag(&readers[i]->shared->parked)) bump(&readers[i]->shared->wakes, 1);
 }
 
-static int wait_on(bell *b, lane_reader *const *readers, uint32_t count, int64_t timeout_ns, int64_t spin_ns) {
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* How long to spin next time: a sleep that was shorter than waking costs should have been a spin, one that
+ * was longer made the spin before it a waste. So an idle or slow ring is hardly spun on, and a stream is not
+ * interrupted by a sleep (and its writer by a system call) at every hiccup. */
+static int64_t next_spin(int64_t spin_ns, int64_t slept_ns) {
+    if (slept_ns < LONGEST_SPIN_NS) return least(spin_ns * 2, LONGEST_SPIN_NS);
+    return spin_ns / 2 > SHORTEST_SPIN_NS ? spin_ns / 2 : SHORTEST_SPIN_NS;
+}
+
+static int wait_on(bell *b, lane_reader *const *readers, uint32_t count, int64_t timeout_ns) {
     if (any_has_more(readers, count)) return 1;
     if (bell_was_rung(b) || timeout_ns <= 0) return 0;
-    int64_t start = now_ns();
-    if (timeout_ns > LONGEST_SLEEP_NS) timeout_ns = LONGEST_SLEEP_NS;
-    if (spin(readers, count, start, spin_ns < timeout_ns ? spin_ns : timeout_ns)) return 1;
-    int64_t deadline = start + timeout_ns;
+    int64_t start = now_ns(), *spin_ns = bell_spin(b);
+    timeout_ns = least(timeout_ns, LONGEST_SLEEP_NS);
+    if (spin(readers, count, start, least(*spin_ns, timeout_ns))) return 1;
+    int64_t deadline = start + timeout_ns, parked = now_ns();
     int slept = RING_OK, more = 0;
     /* A ring left over from an earlier park ends a sleep early; go round until there is a reason. The
      * bound is for a doorbell that somebody rings without end. */
@@ -48,15 +61,16 @@ static int wait_on(bell *b, lane_reader *const *readers, uint32_t count, int64_t
         more = more || any_has_more(readers, count);
         if (bell_was_rung(b)) break;
     }
+    *spin_ns = next_spin(*spin_ns, now_ns() - parked);
     return more ? 1 : slept == RING_INTERRUPTED ? RING_INTERRUPTED : 0;
 }
 
-int readers_wait(bell *b, lane_reader *const *readers, uint32_t count, int64_t timeout_ns, int64_t spin_ns) {
+int readers_wait(bell *b, lane_reader *const *readers, uint32_t count, int64_t timeout_ns) {
     int rc = bell_begin(b);
     if (rc != RING_OK) return rc;
     uint32_t entered = 0;
     while (entered < count && (rc = guard_enter(&readers[entered]->guard)) == RING_OK) entered++;
-    if (entered == count) rc = wait_on(b, readers, count, timeout_ns, spin_ns);
+    if (entered == count) rc = wait_on(b, readers, count, timeout_ns);
     while (entered) guard_leave(&readers[--entered]->guard);
     bell_end(b);
     return rc;

@@ -82,7 +82,9 @@ static int has_room(lane_writer *w, uint64_t end) {
 /* Sleep until a release may have made room, or the deadline, or a second. */
 static int park(lane_writer *w, uint64_t end, int64_t deadline) {
     lane_block *l = w->shared;
-    poke(&l->room_wanted, end - w->ring.capacity);
+    /* Not worth waking for a single frame's room: an eighth of the lane, or all there is to release. */
+    uint64_t wanted = end - w->ring.capacity + w->ring.capacity / 8;
+    poke(&l->room_wanted, wanted < w->tail ? wanted : w->tail);
     set_flag(&l->room_parked);
     fence_room();
     int rc = check_quarantine(w);
@@ -142,7 +144,7 @@ static void publish(lane_writer *w, uint64_t at, int tag, uint64_t size) {
     fence_published();
     for (uint32_t i = 0; i < w->ring.consumers; i++) {
         consumer_block *c = consumer_at(&w->ring, i);
-        if (peek_half(&c->parked) && take_flag(&c->parked)) {
+        if (see_flag(&c->parked) && take_flag(&c->parked)) {
             call_consumer(c, &w->callers[i]);
             bump(&w->shared->posts, 1);
         }
@@ -230,7 +232,11 @@ static int adopt(lane_writer *w, uint64_t expected) {
     lane_block *l = w->shared;
     w->tail = load_tail(&l->tail);
     poke_half(&l->room_parked, 0);
-    if (expected != 0) bump(&l->takeovers, 1);
+    if (expected != 0) {
+        bump(&l->takeovers, 1);
+        /* The dead writer may have taken a parked flag and died before it rang: ring for it. */
+        for (uint32_t i = 0; i < w->ring.consumers; i++) call_consumer(consumer_at(&w->ring, i), &w->callers[i]);
+    }
     int rc = check_quarantine(w);
     if (rc != RING_OK) return rc;
     if (!sane_span(&w->ring, w->tail, w->tail)) return found_corrupt(w, w->tail);

@@ -2,7 +2,10 @@
 
 import itertools
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from outfeed.ring import Doorbell, Ring, segment
@@ -38,3 +41,35 @@ def make_ring(name: str) -> Iterator[Callable[..., Ring]]:
     for ring in made:
         ring.close()
         ring.unlink()
+
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CORE = ROOT / "ring" / "core"
+CompileC = Callable[..., Path]
+
+
+@pytest.fixture
+def compile_c(tmp_path: Path) -> CompileC:
+    """Build `tests/ring/c/<name>.c` with the ring's core; the test is skipped where the compiler cannot."""
+
+    def build(name: str, *flags: str, compiler: str = "gcc") -> Path:
+        if shutil.which(compiler) is None:
+            pytest.skip(f"left out: {compiler} is not installed (Debian: apt-get install {compiler})")
+        sanitizers = [flag for flag in flags if flag.startswith("-fsanitize")]
+        probe = tmp_path / "probe.c"
+        probe.write_text("int LLVMFuzzerTestOneInput(void) { return 0; }\n")
+        main = [] if "fuzzer" in " ".join(sanitizers) else ["-shared", "-fPIC"]
+        tried = subprocess.run(
+            [compiler, *sanitizers, *main, probe, "-o", tmp_path / "probe"], capture_output=True, check=False
+        )
+        if tried.returncode != 0:
+            pytest.skip(f"left out: {compiler} has no runtime for {' '.join(sanitizers)}")
+        output = tmp_path / name
+        command = [compiler, "-std=c11", "-O1", "-g", "-fno-sanitize-recover=all", "-Wall", "-Wextra"]
+        sources = [*sorted(CORE.glob("*.c")), ROOT / "tests" / "ring" / "c" / f"{name}.c"]
+        subprocess.run(
+            [*command, "-Werror", *flags, "-I", CORE, *sources, "-o", output, "-lpthread"], check=True
+        )
+        return output
+
+    return build
