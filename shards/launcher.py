@@ -24,6 +24,7 @@ from ..ring.errors import RingError
 from ..ring.instance import Instance, sweep_dead
 from ..ring.names import segment_name
 from ..ring.process import die_with_parent
+from .errors import TokenizerFileError
 from .supervisor import ShardsFailed, Supervisor, fork_child
 
 log = logging.getLogger(__name__)
@@ -123,13 +124,17 @@ class Launcher:
         from .table import TokenTable
 
         def load() -> None:
-            TokenTable.compile(self._config.tokenizer).share(segment_name(self._config.instance, "tokens"))
+            try:
+                TokenTable.compile(self._config.tokenizer).share(
+                    segment_name(self._config.instance, "tokens")
+                )
+            except (TokenizerFileError, RingError) as error:
+                print(f"launch: {error}", file=sys.stderr)
+                sys.exit(EXIT_USAGE)
 
         status = os.waitstatus_to_exitcode(os.waitpid(fork_child(load), 0)[1])
         if status:
-            raise LaunchError(
-                f"could not load the tokenizer {self._config.tokenizer}; its own message is above"
-            )
+            raise LaunchError("not started: the tokenizer could not be loaded, as said above")
 
 
 def _idle(instance: Instance) -> bool:

@@ -1,0 +1,84 @@
+"""Run the project's commands as a user does, and wait for what they lead to."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from outfeed.ring.board import Phase, Role
+from outfeed.ring.instance import Instance, InstanceGone
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+LIMIT_S = 60.0
+# Small rings: an instance of the tests takes a few hundred KiB.
+SMALL = [f"--{ring}-bytes={1 << 18}" for ring in ("request", "control", "step", "egress")]
+
+
+def until(what: str, condition: Callable[[], bool], limit: float = LIMIT_S) -> None:
+    """Wait until `condition()` holds; fail, naming `what`, if it never does."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {limit:.0f} s in vain for: {what}"
+        time.sleep(0.01)
+
+
+def demo(*options: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo to its end."""
+    command = [sys.executable, str(SCRIPTS / "demo.py"), "--json", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+
+
+def start_launcher(instance: str, *options: str) -> subprocess.Popen[str]:
+    """Start a launcher and come back at once."""
+    command = [sys.executable, "-m", "outfeed.shards.launcher", "--instance", instance, *SMALL, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def launched(instance: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a launcher whose instance is ready; whatever happens, it is gone afterwards."""
+    process = start_launcher(instance, *options)
+    try:
+        until(f"instance {instance} to be ready", lambda: is_running(instance) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()[1]
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def is_running(instance: str) -> bool:
+    """Whether the instance is up: all its shards read their rings."""
+    try:
+        here = Instance.attach(instance)
+    except InstanceGone:
+        return False
+    phase = here.board.phase
+    here.close()
+    return phase == Phase.RUNNING
+
+
+def shard_pids(instance: str) -> list[int]:
+    """Return the pids of an instance's shards."""
+    here = Instance.attach(instance)
+    owners = [row.owner for row in here.board.rows(Role.SHARD)]
+    here.close()
+    return [owner.pid for owner in owners if owner is not None]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def unique(name: str, counter: Iterator[int]) -> str:
+    """Name an instance that no other test has."""
+    return f"t-{name}-{os.getpid()}-{next(counter)}"

@@ -1,0 +1,71 @@
+"""The demo, run as a user runs it."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from outfeed.ring.instance import leftovers
+
+from .commands import demo, launched, unique
+
+NUMBERS = itertools.count()
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 16])
+def test_every_stream_is_right_with_a_small_tokenizer(
+    small_tokenizer: Path, small_text: Path, tokens_per_step: int
+) -> None:
+    done = demo(
+        "--tokenizer", str(small_tokenizer), "--text", str(small_text), "--requests", "40", "--shards", "3",
+        "--steps-per-second", "0", "--tokens-per-step", str(tokens_per_step),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert (result["requests"], result["verified"], result["mismatched"]) == (40, 40, 0)
+    assert result["leaked_segments"] == 0
+    assert len(result["shard_share"]) == 3
+    assert min(result["shard_share"]) > 0
+
+
+def test_every_stream_is_right_with_a_real_tokenizer_and_text() -> None:
+    done = demo("--requests", "64", "--steps-per-second", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["verified"] == 64
+    assert result["tokens"] > 5000
+    assert 0 < result["step_to_sink_us"]["p50"] <= result["step_to_sink_us"]["p99"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "is empty"),
+        (b" \n\t", "is empty"),
+        (b"ab\xffcd", "not UTF-8: byte 0xff at offset 2"),
+        (None, "cannot read"),
+    ],
+    ids=["empty", "blank", "not UTF-8", "missing"],
+)
+def test_a_text_that_cannot_be_replayed_is_refused(
+    small_tokenizer: Path, tmp_path: Path, text: bytes | None, message: str
+) -> None:
+    path = tmp_path / "text.txt"
+    if text is not None:
+        path.write_bytes(text)
+    done = demo("--tokenizer", str(small_tokenizer), "--text", str(path))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_instance_that_runs_already_is_refused_and_left_alone(
+    small_tokenizer: Path, small_text: Path
+) -> None:
+    instance = unique("demo", NUMBERS)
+    with launched(instance, "--tokenizer", str(small_tokenizer)):
+        before = leftovers(instance)
+        done = demo("--tokenizer", str(small_tokenizer), "--text", str(small_text), "--instance", instance)
+        assert done.returncode == 2
+        assert "is running already" in done.stderr
+        assert leftovers(instance) == before

@@ -1,0 +1,135 @@
+"""The launcher: an instance's life, its death in every way, and what is left afterwards."""
+
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from outfeed.ring.board import Role
+from outfeed.ring.instance import Instance, leftovers
+
+from .commands import is_alive, is_running, launched, shard_pids, start_launcher, unique, until
+
+NUMBERS = itertools.count()
+
+
+def name() -> str:
+    return unique("launch", NUMBERS)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_told_launcher_leaves_nothing(small_tokenizer: Path, how: signal.Signals) -> None:
+    instance = name()
+    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "3") as launcher:
+        pids = shard_pids(instance)
+        assert len(pids) == 3
+        launcher.send_signal(how)
+        out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0, err
+    assert f"instance '{instance}' is ready: 3 shard(s)" in out
+    assert not any(map(is_alive, pids))
+    assert leftovers(instance) == []
+
+
+def test_a_killed_launcher_takes_its_shards_along_and_the_next_start_is_clean(small_tokenizer: Path) -> None:
+    instance = name()
+    with launched(instance, "--tokenizer", str(small_tokenizer)) as launcher:
+        pids = shard_pids(instance)
+        launcher.kill()
+        until("the shards to die", lambda: not any(map(is_alive, pids)))
+    assert leftovers(instance)
+    with launched(instance, "--tokenizer", str(small_tokenizer)) as launcher:
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(60)
+    assert leftovers(instance) == []
+
+
+def test_a_killed_shard_is_replaced(small_tokenizer: Path) -> None:
+    instance = name()
+    with launched(instance, "--tokenizer", str(small_tokenizer)) as launcher:
+        before = shard_pids(instance)
+        os.kill(before[1], signal.SIGKILL)
+        until("a new shard 1", lambda: len(now := shard_pids(instance)) == 2 and now[1] != before[1])
+        assert shard_pids(instance)[0] == before[0]
+        here = Instance.attach(instance)
+        assert [row.epoch for row in here.board.rows(Role.SHARD)] == [0, 1]
+        here.close()
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(60)
+    assert leftovers(instance) == []
+
+
+def test_an_idle_instance_uses_next_to_no_cpu(small_tokenizer: Path) -> None:
+    instance = name()
+    with launched(instance, "--tokenizer", str(small_tokenizer)) as launcher:
+        pids = [launcher.pid, *shard_pids(instance)]
+        before, began = _cpu_seconds(pids), time.monotonic()
+        # Two seconds of its life: long enough that a busy wait would show as 100 times the bound.
+        until("two seconds to pass", lambda: time.monotonic() - began > 2)
+        used = (_cpu_seconds(pids) - before) / (time.monotonic() - began)
+    assert used < 0.05
+
+
+def _cpu_seconds(pids: list[int]) -> float:
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokenizer", "/nowhere/tokenizer.json"], "no tokenizer at /nowhere"),
+        (["--tokenizer", "{broken}"], "is not a usable Hugging Face tokenizer.json"),
+        (["--tokenizer", "{good}", "--shards", "0"], "shards"),
+        (["--tokenizer", "{good}", "--shards", "65"], "shards"),
+        (["--tokenizer", "{good}", "--step-bytes", "5000"], "5000"),
+        (
+            ["--tokenizer", "{good}", "--egress-bytes", "1073741824", "--shards", "64", "--readers", "64"],
+            "shm",
+        ),
+        ([], "--tokenizer is required"),
+    ],
+    ids=["missing", "broken", "no shard", "too many shards", "odd capacity", "no room", "no tokenizer"],
+)
+def test_bad_input_is_said_in_one_message_and_leaves_nothing(
+    small_tokenizer: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    instance = name()
+    broken = tmp_path / "tokenizer.json"
+    broken.write_text('{"model": ', encoding="utf-8")
+    filled = [option.format(broken=broken, good=small_tokenizer) for option in options]
+    launcher = start_launcher(instance, *filled)
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert leftovers(instance) == []
+
+
+def test_a_second_launcher_of_the_same_instance_is_refused_and_the_first_goes_on(
+    small_tokenizer: Path,
+) -> None:
+    instance = name()
+    with launched(instance, "--tokenizer", str(small_tokenizer)) as first:
+        second = start_launcher(instance, "--tokenizer", str(small_tokenizer))
+        _, err = second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert f"instance '{instance}' is running already (launcher pid {first.pid})" in err
+        assert is_running(instance)
+
+
+def test_a_shard_that_cannot_start_takes_the_instance_down_and_says_so(small_tokenizer: Path) -> None:
+    """The token table goes missing between the launcher's start and the shard's."""
+    instance = name()
+    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1") as launcher:
+        Path(f"/dev/shm/outfeed-{instance}.tokens").unlink()
+        os.kill(shard_pids(instance)[0], signal.SIGKILL)
+        _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1
+    assert "goes down: shard 0 died" in err
+    assert leftovers(instance) == []
