@@ -201,6 +201,26 @@ class Kernel:
             raise MemoryError(f"a step of {len(columns[0])} rows cannot be decoded (code {code})")
         return self._step(token_ends)
 
+    def decode_each(self, ids: I32, counts: U32, flags: int) -> tuple[bytes, U32]:
+        """Decode sequences, each a whole request; return their text end to end and its lengths in bytes.
+
+        `counts` are the sequences' lengths, `ids` all of them end to end.
+        """
+        if int(counts.sum()) != len(ids):
+            raise ValueError(f"counts add up to {int(counts.sum())}, there are {len(ids)} ids")
+        lens: U32 = np.zeros(len(counts), dtype=np.uint32)
+        code = lib.ofs_decode_each(
+            self._shard,
+            ffi.from_buffer(_i32, ids),
+            ffi.from_buffer(_u32, counts),
+            len(counts),
+            flags,
+            ffi.from_buffer(_u32, lens),
+        )
+        if code:
+            raise MemoryError(f"{len(counts)} sequences cannot be decoded at once (code {code})")
+        return bytes(ffi.buffer(self._out.text, self._out.text_bytes)), lens
+
     @property
     def live(self) -> int:
         """Requests registered now."""

@@ -145,11 +145,12 @@ def _alphabet() -> dict[str, int]:
 
 
 _LETTERS = _alphabet()
+_TO_BYTES = {ord(letter): byte for letter, byte in _LETTERS.items()}
+_ONLY_LETTERS = re.compile("[" + "".join(map(re.escape, _LETTERS)) + "]*")
 
 
 def byte_level(token: str) -> bytes:
     """Return a byte-level token's bytes; a token with any other letter (an added one) is its own UTF-8."""
-    try:
-        return bytes([_LETTERS[letter] for letter in token])
-    except KeyError:
-        return token.encode("utf-8", "surrogatepass")
+    if _ONLY_LETTERS.fullmatch(token):
+        return token.translate(_TO_BYTES).encode("latin-1")
+    return token.encode("utf-8", "surrogatepass")

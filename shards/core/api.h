@@ -122,6 +122,11 @@ int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t wan
 int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t want,
                const ofs_finishes *finishes, const ofs_ready *ready, int want_token_ends);
 
+/* Decode whole sequences, each a request of its own that begins and ends here: `counts` and `lens` (bytes of text)
+ * have one entry per sequence, `ids` are end to end, the text is in ofs_result(). For proving a table. */
+int ofs_decode_each(ofs_shard *shard, const int32_t *ids, const uint32_t *counts, uint32_t count, uint32_t flags,
+                    uint32_t *lens);
+
 /* The readers that have rows in this step with `(route & mask) == want`: 256 bits in 4 words. */
 void ofs_readers(const ofs_rows *step, uint64_t mask, uint64_t want, uint64_t *readers);
 

@@ -132,6 +132,27 @@ int ofs_restore(ofs_shard *shard, uint64_t route, const int32_t *ids, uint32_t c
     return OFS_OK;
 }
 
+int ofs_decode_each(ofs_shard *shard, const int32_t *ids, const uint32_t *counts, uint32_t count, uint32_t flags,
+                    uint32_t *lens)
+{
+    if (!shard->has_table) return OFS_BAD_TABLE;
+    shard->text.len = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        slot s = {.route = 1, .flags = (uint8_t)flags, .strip_left = (uint8_t)shard->table.strip_count};
+        size_t start = shard->text.len;
+        bool ok = true;
+        for (uint32_t k = 0; k < counts[i] && ok; k++) ok = text_token(shard, &s, ids[k]);
+        ok = ok && text_flush(shard, &s);
+        free(s.extra); /* of a request without stops: only a run of bytes, in place */
+        if (!ok) return OFS_TOO_MUCH;
+        lens[i] = (uint32_t)(shard->text.len - start);
+        ids += counts[i];
+    }
+    shard->out.text = shard->text.at;
+    shard->out.text_bytes = shard->text.len;
+    return OFS_OK;
+}
+
 int64_t ofs_token_text(const ofs_shard *shard, int32_t id, uint8_t *out, size_t room)
 {
     if (!shard->has_table) return OFS_BAD_TABLE;
