@@ -6,7 +6,8 @@
     └────────────┴──────────┴───────┴────────────────────────┴──────────────┴─────────────────────┘
 
     header   [version 1, stamp_ns, rows, tokens, [[row, finish reason] ...], text_bytes | nil,
-              families: [] or 7 of ([k, p, e] | nil), token texts: [k, m, bytes] | nil]
+              families: [] or 7 of ([k, p, e] | nil), token texts: [k, m, bytes] | nil,
+              ended: [row ...] (may be missing: none)]
     columns  routes u64[rows] │ first u32[rows] │ counts u32[rows] │ prompt_tokens u32[rows] │ ids i32[tokens]
              egress form only: generated u32[rows] │ text_lens u32[rows] │ text, zero-padded to 4
              families, token texts: see `families`
@@ -77,6 +78,7 @@ class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     text_bytes: int | None
     families: list[tuple[int, int, int] | None]
     texts: tuple[int, int, int] | None
+    ended: list[int] = []
 
 
 _check: Final = lib.outfeed_check
@@ -102,10 +104,13 @@ class Batch:
     text_lens     u32[rows] bytes of text per row, and `text` the UTF-8 end to end; None in the step form
     families      the seven optional families by `Kind`, None where absent; () when all are
     texts         the texts of their tokens, for rows that asked (egress form only), or None
+    ended         rows whose finish reason is the shard's own: it found a stop that the scheduler does not
+                  know of, so whoever reads the frame must send an ABORT (egress form only)
     """
 
     __slots__ = (
         "counts",
+        "ended",
         "families",
         "finishes",
         "first",
@@ -134,6 +139,7 @@ class Batch:
         text: bytes | None = None,
         families: Families = (),
         texts: TokenTexts | None = None,
+        ended: Sequence[int] = (),
     ) -> None:
         self.rows: int = len(routes)
         self.stamp_ns = stamp_ns
@@ -148,6 +154,7 @@ class Batch:
         self.text = text
         self.families = families
         self.texts = texts
+        self.ended = ended
 
     @property
     def egress(self) -> bool:
@@ -205,6 +212,7 @@ def encode_batch(
     text: Buffer | None = None,
     families: Families = (),
     texts: TokenTexts | None = None,
+    ended: Sequence[int] = (),
 ) -> list[Buffer]:
     """Return a BATCH body as the parts (two) for one lane write.
 
@@ -235,7 +243,19 @@ def encode_batch(
         texts_size, added = encode_texts(texts, rows)
         columns += added
     endings = [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
-    header = _encode_header((VERSION, stamp_ns, rows, tokens, endings, text_bytes, sizes, texts_size))
+    header = _encode_header(
+        (
+            VERSION,
+            stamp_ns,
+            rows,
+            tokens,
+            endings,
+            text_bytes,
+            sizes,
+            texts_size,
+            *((ended,) if ended else ()),
+        )
+    )
     header_len = len(header)
     columns.insert(0, header + _PADS[-header_len % 8])
     return _sealed(header_len, columns)
@@ -312,6 +332,8 @@ def _decode_columns(header: _Header, body: bytes, at: int) -> Batch:
             None if entry is None else decode_family(kind, entry, body, starts[kind], rows)
             for kind, entry in enumerate(header.families)
         ]
+    if header.ended:
+        batch.ended = _ended(header, batch)
     if header.texts is not None:
         batch.texts = decode_texts(header.texts, body, texts_at, rows)
     return batch
@@ -342,6 +364,16 @@ def _finishes(raw: list[tuple[int, dict[str, Any]]], rows: int) -> list[tuple[in
         last = row
         finishes.append((row, FinishReason(reason)))
     return finishes
+
+
+def _ended(header: _Header, batch: Batch) -> list[int]:
+    if header.text_bytes is None:
+        raise BadColumns("ended rows in the step form; only the egress form has them")
+    finished = {row for row, _ in batch.finishes}
+    for row in header.ended:
+        if row not in finished:
+            raise BadColumns(f"ended: row {row} has no finish reason")
+    return header.ended
 
 
 def _add_text(

@@ -110,13 +110,18 @@ class DecoderStatistics:
 
 
 class Decoder:
-    """One shard's requests. One thread at a time."""
+    """One shard's requests. One thread at a time.
 
-    def __init__(self, table: TokenTable) -> None:
+    A table that says `fallback` needs its tokenizer: it is loaded unless one is given.
+    """
+
+    def __init__(self, table: TokenTable, tokenizer: TokenizerText | None = None) -> None:
         self.table = table
         self.statistics = DecoderStatistics()
         self._kernel = Kernel(None if table.fallback else table.buffer)
-        self._tokenizer = TokenizerText(load_tokenizer(table.meta.path)[0]) if table.fallback else None
+        self._tokenizer = tokenizer
+        if table.fallback and tokenizer is None:
+            self._tokenizer = TokenizerText(load_tokenizer(table.meta.path)[0])
         self._streams: dict[int, TextStream] = {}
         self._watches: dict[int, PatternWatch] = {}
         self._detecting: dict[int, list[str]] = {}

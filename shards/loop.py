@@ -202,6 +202,7 @@ class Shard:
             text=rows.text,
             families=rows.families,
             texts=rows.texts,
+            ended=rows.ended,
         )
         try:
             self._write(reader, Tag.BATCH, *parts)

@@ -333,7 +333,7 @@ class Reader:
             live.ids += row_ids
             if row in special and event.finish is not None:
                 channel.ended = True
-                self._end(live)
+                self._end(live, "stop found by its shard" if row in batch.ended else None)
         self._stats.rows += row + 1
         self._stats.delivered += row + 1 - refused
 

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from outfeed.ring.batch import decode_batch, encode_batch
@@ -10,13 +11,19 @@ from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Register, Restore
 from outfeed.ring.route import make_route
 from outfeed.shards.decoder import Decoded, Decoder
-from outfeed.shards.table import TokenTable
+from outfeed.shards.fallback import TokenizerText
+from outfeed.shards.table import TokenTable, load_tokenizer
 
 SHARD, READER = 3, 1
 
 
 def i32(ids: Iterable[int]) -> bytes:
     return np.array(list(ids), dtype="<i4").tobytes()
+
+
+@cache
+def _loaded(path: str) -> TokenizerText:
+    return TokenizerText(load_tokenizer(path)[0])
 
 
 @dataclass
@@ -36,7 +43,7 @@ class Driver:
 
     def __init__(self, table: TokenTable) -> None:
         self.table = table
-        self.decoder = Decoder(table)
+        self.decoder = Decoder(table, _loaded(table.meta.path) if table.fallback else None)
         self.heard: dict[int, Heard] = {}
         self.failures: list[tuple[int, int, int]] = []
         self._next: dict[int, int] = {}

@@ -1,0 +1,176 @@
+"""A new shard goes on where the dead one's readers are, byte for byte; logprob columns come along."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from outfeed.ring.batch import decode_batch, encode_batch
+from outfeed.ring.families import flat_family, ragged_family
+from outfeed.ring.finish import FinishReason
+from outfeed.ring.frames import DecodeOptions, Restore
+from outfeed.shards.table import TokenTable
+from tokenizers import Tokenizer
+
+from .conftest import NAMES
+from .driver import READER, SHARD, Driver, i32
+from .tokenizers_here import TEXT
+
+Tables = Callable[[str], TokenTable]
+Tokenizers = Callable[[str], Tokenizer]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("stops", [[], ["zzz", "and agaix", "naïves", "👨‍👩‍👧x", ". "]])
+def test_a_stream_cannot_tell_that_its_shard_was_replaced(
+    name: str, stops: list[str], table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    table, tokenizer = table_of(name), tokenizer_of(name)
+    rng = random.Random(name)
+    options = DecodeOptions(stop=stops)
+    for text in TEXT:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        want = Driver(table).stream(ids, [], options=options).text
+        for _ in range(3):
+            driver = Driver(table)
+            route = driver.start(options)
+            at = 0
+            while at < len(ids):
+                if rng.random() < 0.5:
+                    driver = driver.restore_into(table, route, options)
+                step = min(rng.randint(1, 4), len(ids) - at)
+                end = {route: FinishReason.length(len(ids))} if at + step == len(ids) else None
+                driver.step([(route, ids[at : at + step])], end)
+                at += step
+            assert driver.heard[route].text == want
+
+
+def test_the_prompt_is_context_again(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    table, tokenizer = table_of("metaspace_bpe"), tokenizer_of("metaspace_bpe")
+    ids = tokenizer.encode("the fox jumps over", add_special_tokens=False).ids
+    for at in range(1, len(ids) - 1):
+        driver = Driver(table)
+        route = driver.start(prompt=ids[:at])
+        driver = driver.restore_into(table, route, prompt=ids[:at])
+        driver.step([(route, ids[at : at + 1])])
+        driver = driver.restore_into(table, route, prompt=ids[:at])
+        driver.step([(route, ids[at + 1 :])], {route: FinishReason.length(1)})
+        want = tokenizer.decode(ids)[len(tokenizer.decode(ids[:at])) :]
+        assert driver.heard[route].text.decode() == want
+
+
+@pytest.mark.parametrize("less", [1, 3, 100])
+def test_text_that_was_made_but_not_delivered_comes_first(
+    less: int, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    table, tokenizer = table_of("deepseek"), tokenizer_of("deepseek")
+    ids = tokenizer.encode("one two three END", add_special_tokens=False).ids
+    driver = Driver(table)
+    route = driver.start(DecodeOptions(stop=["ENDE"]))
+    text = tokenizer.decode(ids[:-1])
+    have = max(0, len(text) - less)
+    driver.decoder.restore(Restore(route, "rid", DecodeOptions(stop=["ENDE"]), b"", 0, i32(ids[:-1]), have))
+    driver._next[route] = driver.heard[route].generated = len(ids) - 1
+    driver.step([(route, ids[-1:])])
+    driver.step([(route, [])], {route: FinishReason.length(1)})
+    assert driver.heard[route].text.decode() == tokenizer.decode(ids)[have:]
+
+
+def test_text_that_was_delivered_is_not_sent_again(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    table, tokenizer = table_of("deepseek"), tokenizer_of("deepseek")
+    ids = tokenizer.encode("one two three four", add_special_tokens=False).ids
+    driver = Driver(table)
+    route = driver.start()
+    have = len(tokenizer.decode(ids[:3])) + 2
+    driver.decoder.restore(Restore(route, "rid", DecodeOptions(), b"", 0, i32(ids[:3]), have))
+    driver._next[route] = driver.heard[route].generated = 3
+    driver.step([(route, ids[3:])])
+    assert driver.heard[route].text.decode() == tokenizer.decode(ids)[have:]
+
+
+def test_a_restore_behind_what_is_known_changes_nothing(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """The new shard read the registration itself, and rows after it, before the reader's RESTORE came."""
+    table, tokenizer = table_of("deepseek"), tokenizer_of("deepseek")
+    ids = tokenizer.encode("one two three four", add_special_tokens=False).ids
+    driver = Driver(table)
+    route = driver.start()
+    driver.step([(route, ids[:3])])
+    driver.decoder.restore(Restore(route, "rid", DecodeOptions(), b"", 0, i32(ids[:1]), 3))
+    driver.step([(route, ids[3:])])
+    assert driver.heard[route].text.decode() == tokenizer.decode(ids)
+    assert driver.failures == []
+
+
+def test_registering_twice_keeps_the_first(table_of: Tables) -> None:
+    driver = Driver(table_of("deepseek"))
+    route = driver.start(DecodeOptions(stop=["x"]))
+    driver.step([(route, [100])])
+    driver.decoder.register(driver.registration(route))
+    driver.step([(route, [101])])
+    assert driver.failures == []
+    assert driver.decoder.live == 1
+
+
+def test_a_detected_stop_is_found_again_by_the_next_shard(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    table, tokenizer = table_of("deepseek"), tokenizer_of("deepseek")
+    options = DecodeOptions(stop=["four five"], stop_regex=["nine{3}"], detect_stops=True)
+    ids = tokenizer.encode("one two three four five six", add_special_tokens=False).ids
+    for at in range(1, 5):
+        driver = Driver(table)
+        route = driver.start(options)
+        driver.step([(route, ids[:at])])
+        driver = driver.restore_into(table, route, options)
+        driver.step([(route, ids[at:])])
+        assert driver.heard[route].text == b"one two three "
+        assert driver.heard[route].ended_here
+
+
+# ---- columns that pass through
+
+
+@pytest.mark.parametrize("name", ["deepseek", "wordpiece"])
+def test_logprob_columns_go_with_their_rows_and_texts_to_who_asked(
+    name: str, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    tokenizer = tokenizer_of(name)
+    a, b, c, d = tokenizer.encode("alpha beta gamma delta", add_special_tokens=False).ids[:4]
+    driver = Driver(table_of(name))
+    quiet = driver.start()
+    asked = driver.start(DecodeOptions(return_text_in_logprobs=True))
+    gone = driver.start()
+    driver.decoder.forget(gone)
+    routes = np.array([gone, quiet, asked], dtype=np.uint64)
+    ones, zeros = np.ones(3, dtype=np.uint32), np.zeros(3, dtype=np.uint32)
+    families = [
+        flat_family([(0, [-0.5], [a]), (1, [-1.5], [b]), (2, [-2.5], [c])]),
+        None,
+        ragged_family([(2, [([-2.5, -3.5], [c, d])])]),
+        None,
+        None,
+        None,
+        None,
+    ]
+    parts = encode_batch(1, routes, zeros, ones, zeros, np.array([a, b, c], np.int32), families=families)
+    batch = decode_batch(memoryview(b"".join(bytes(part) for part in parts)))
+    decoded = driver.decoder.decode(batch, SHARD, READER)
+    assert decoded.routes.tolist() == [quiet, asked]
+    flat, top = decoded.families[0], decoded.families[2]
+    assert flat is not None
+    assert flat.rows.tolist() == [0, 1]
+    assert flat.values.tolist() == [-1.5, -2.5]
+    assert top is not None
+    assert top.rows.tolist() == [1]
+    assert decoded.texts is not None
+    assert decoded.texts.rows.tolist() == [1]
+    assert decoded.texts.as_dict() == {token: tokenizer.decode([token]) for token in (c, d)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tokens_own_text_is_the_tokenizers(name: str, table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    tokenizer = tokenizer_of(name)
+    driver = Driver(table_of(name))
+    vocab = max(tokenizer.get_vocab().values()) + 1
+    rng = random.Random(5)
+    for token in [*rng.choices(range(vocab), k=300), *range(min(300, vocab)), vocab, -1]:
+        want = tokenizer.decode([token], skip_special_tokens=False) if token >= 0 else ""
+        assert driver.decoder.token_text(token) == want
