@@ -4,20 +4,27 @@ Knows frames, per-request sinks, events and how they add up to a response. Must 
 shards' internals or HTTP.
 """
 
+from .accumulate import Response, render_columns, request_error
 from .channel import SinkClosed, SinkEnded, SinkFull, SinkSender, SinkSource, SinkStatistics, open_sink
+from .columns import Columns, Flat, Hidden, Ragged
 from .events import ChunkEvent, Control, Done, Error, Frame, Item
 from .reader import Progress, Reader, ReaderStatistics
 
 __all__ = [
     "ChunkEvent",
+    "Columns",
     "Control",
     "Done",
     "Error",
+    "Flat",
     "Frame",
+    "Hidden",
     "Item",
     "Progress",
+    "Ragged",
     "Reader",
     "ReaderStatistics",
+    "Response",
     "SinkClosed",
     "SinkEnded",
     "SinkFull",
@@ -25,4 +32,6 @@ __all__ = [
     "SinkSource",
     "SinkStatistics",
     "open_sink",
+    "render_columns",
+    "request_error",
 ]
