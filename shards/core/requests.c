@@ -87,15 +87,13 @@ int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t
     else
         s->strip_left = (uint8_t)shard->table.strip_count;
     shard->text.len = 0;
-    for (uint32_t i = 0; i < prompt_len; i++) {
-        if (!text_token(shard, s, prompt[i])) {
-            slots_drop(&shard->slots, route);
-            return OFS_NO_MEMORY;
-        }
-    }
+    bool ok = true;
+    for (uint32_t i = 0; i < prompt_len && ok; i++) ok = text_token(shard, s, prompt[i]);
+    ok = ok && text_begin_output(shard, s);
     shard->text.len = 0;
-    text_begin_output(s);
-    return OFS_OK;
+    if (ok) return OFS_OK;
+    slots_drop(&shard->slots, route);
+    return OFS_NO_MEMORY;
 }
 
 int ofs_restore(ofs_shard *shard, uint64_t route, const int32_t *ids, uint32_t count, uint64_t text_bytes,

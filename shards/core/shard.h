@@ -43,8 +43,8 @@ bool text_ready(struct ofs_shard *shard, slot *s, const uint8_t *bytes, size_t n
 /* The request is over: what was held for want of more bytes becomes text. */
 bool text_flush(struct ofs_shard *shard, slot *s);
 
-/* The tokens so far were the prompt's: their text is none of the output's. */
-void text_begin_output(slot *s);
+/* The tokens so far were the prompt's: their text, all that was emitted, is none of the output's. */
+bool text_begin_output(struct ofs_shard *shard, slot *s);
 
 /* The caller's text, and how far it is used. `lens` NULL: the table makes the text. */
 typedef struct {

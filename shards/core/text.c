@@ -164,16 +164,21 @@ bool text_flush(struct ofs_shard *shard, slot *s)
     return !replace || emit_replacements(shard, s, 1);
 }
 
-void text_begin_output(slot *s)
+bool text_begin_output(struct ofs_shard *shard, slot *s)
 {
+    bool ok = true;
     if (s->state & SLOT_RUN) {
         /* Whole characters are the prompt's; the open one becomes output if output completes it. */
         slot_extra *extra = s->extra;
+        ok = emit(shard, s, extra->run, extra->run_len - s->tail_len);
+        if (s->tail_len) s->strip_left = 0; /* the prompt's text goes on, with U+FFFD */
         memmove(extra->run, extra->run + extra->run_len - s->tail_len, s->tail_len);
         extra->run_len = extra->run_prompt = s->tail_len;
     } else if (s->tail_len) {
         s->state |= SLOT_PROMPT_TAIL;
+        s->strip_left = 0;
     }
+    return ok;
 }
 
 int64_t text_lossy(const uint8_t *bytes, size_t n, uint8_t *out, size_t room)
