@@ -38,8 +38,18 @@ def _path(name: str) -> str:
     return f"{SHM}/{name}"
 
 
+def _let_go(fd: int, pid: int) -> None:
+    """Drop the lock, which the mapping's copy of the descriptor would keep; it is not a forked child's."""
+    if os.getpid() == pid:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
 class Segment:
-    """A mapped segment. Its memory stays mapped for as long as anything made from `memory` lives."""
+    """A mapped segment. Its memory stays mapped for as long as anything made from `memory` lives.
+
+    A process that was forked with one shares its lock: attach again in the child before the parent closes.
+    """
 
     __slots__ = ("__weakref__", "_drop", "memory", "name", "size")
 
@@ -48,7 +58,7 @@ class Segment:
         self.size = os.fstat(fd).st_size
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if self.size <= _POPULATE_UP_TO else 0)
         self.memory = mmap.mmap(fd, self.size, flags=flags)
-        self._drop = weakref.finalize(self, os.close, fd)
+        self._drop = weakref.finalize(self, _let_go, fd, os.getpid())
 
     def close(self) -> None:
         """Stop counting as a user of the segment."""

@@ -1,0 +1,215 @@
+"""Death at any point: take-over of lanes and cursors, detaching, forks, and kill -9 at random instants."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from outfeed.ring import Consumer, Doorbell, LaneOwned, LaneWriter, Owner, Ring, RingClosed
+
+MakeRing = Callable[..., Ring]
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def dying(work: Callable[[], object]) -> int:
+    """Run `work` in a forked child that is killed holding what it returned; return its pid, reaped."""
+    pid = os.fork()
+    if pid == 0:
+        held = None
+        try:
+            held = work()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+        del held
+    _, status = os.waitpid(pid, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    return pid
+
+
+def test_a_dead_writers_lane_goes_on_where_its_last_whole_frame_ended(
+    make_ring: MakeRing, bell: Doorbell
+) -> None:
+    ring = make_ring()
+    consumer = ring.consumer(0, bell)
+
+    def write_two_and_a_half() -> LaneWriter:
+        writer = ring.writer(0)
+        writer.write(1, b"one")
+        writer.write(2, b"two")
+        writer.reserve(100)[:] = b"x" * 100
+        return writer
+
+    dying(write_two_and_a_half)
+    writer = ring.writer(0)
+    writer.write(3, b"three")
+    assert [(tag, bytes(body)) for _, tag, body in consumer.read()] == [
+        (1, b"one"),
+        (2, b"two"),
+        (3, b"three"),
+    ]
+    assert ring.stats().lanes[0].takeovers == 1
+
+
+def test_a_dead_consumers_unreleased_frames_come_again(
+    make_ring: MakeRing, bell: Doorbell, name: str
+) -> None:
+    ring = make_ring()
+    writer = ring.writer(0)
+    for tag in range(5):
+        writer.write(tag, b"")
+
+    def read_some() -> Consumer:
+        consumer = ring.consumer(0, Doorbell.create(f"{name}.bell-child"))
+        assert len(consumer.read(limit=2)) == 2
+        consumer.release()
+        assert len(consumer.read()) == 3
+        return consumer
+
+    dying(read_some)
+    consumer = ring.consumer(0, bell)
+    assert [tag for _, tag, _ in consumer.read()] == [2, 3, 4]
+    assert ring.stats().consumers[0].takeovers == 1
+
+
+def test_a_live_owner_elsewhere_is_refused_and_a_zombie_is_not_alive(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    ready, go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        held = ring.writer(0)
+        os.write(ready[1], b"r")
+        os.read(go[0], 1)
+        del held
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.read(ready[0], 1)
+    owner = ring.stats().lanes[0].owner
+    assert owner is not None
+    assert owner.pid == pid
+    with pytest.raises(LaneOwned, match=f"process {pid}, which is alive"):
+        ring.writer(0)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # dead, not reaped: a zombie
+    assert not owner.alive()
+    ring.writer(0).write(1, b"taken over")
+    os.waitpid(pid, 0)
+    for end in (*ready, *go):
+        os.close(end)
+
+
+def test_a_dead_consumer_can_be_detached_and_frees_the_writers(make_ring: MakeRing, name: str) -> None:
+    ring = make_ring()
+    dying(lambda: ring.consumer(0, Doorbell.create(f"{name}.bell-child")))
+    writer = ring.writer(0)
+    for _ in range(4):
+        writer.write(1, bytes(1000))
+    ring.detach_consumer(0)
+    for _ in range(20):
+        writer.write(1, bytes(1000))
+    assert ring.stats().consumers[0].detached
+    assert ring.stats().lanes[0].used == 0
+
+
+def test_a_reused_pid_is_not_mistaken_for_its_owner() -> None:
+    me = Owner.me()
+    assert me.alive()
+    assert Owner.unpack(me.pack()) == me
+    assert not Owner(me.pid, me.start + 1).alive()
+    assert Owner.unpack(0) is None
+    for word in (1, 1 << 63, (1 << 64) - 1):
+        stranger = Owner.unpack(word)
+        assert stranger is not None
+        assert not stranger.alive()
+
+
+def test_a_process_that_names_itself_oddly_is_still_recognised() -> None:
+    script = (
+        "import ctypes\n"
+        "ctypes.CDLL(None).prctl(15, b') R 1 (', 0, 0, 0)\n"
+        "from outfeed.ring import Owner\n"
+        "assert Owner.me().alive()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def _in_child(work: Callable[[], None]) -> None:
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=work)
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
+
+
+def test_handles_are_refused_in_a_forked_child_and_unharmed_by_it(
+    make_ring: MakeRing, bell: Doorbell
+) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    writer.write(1, b"before")
+
+    def in_child() -> None:
+        with pytest.raises(RingClosed, match="forked"):
+            writer.write(2, b"from the child")
+        with pytest.raises(RingClosed, match="forked"):
+            consumer.read()
+        with pytest.raises(LaneOwned):
+            ring.writer(0)
+        writer.close()
+        consumer.close()
+        assert ring.stats().lanes[0].frames == 1
+
+    _in_child(in_child)
+    writer.write(3, b"after")
+    assert [tag for _, tag, _ in consumer.read()] == [1, 3]
+
+
+def test_a_forked_child_may_use_lanes_of_its_own(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring(lanes=2)
+    first, consumer = ring.writer(0), ring.consumer(0, bell)
+
+    def in_child() -> None:
+        with ring.writer(1) as second:
+            second.write(9, b"child")
+
+    _in_child(in_child)
+    first.write(8, b"parent")
+    assert sorted(tag for _, tag, _ in consumer.read()) == [8, 9]
+
+
+def test_a_writer_parked_for_a_dead_consumer_is_woken_by_the_take_over(
+    make_ring: MakeRing, bell: Doorbell, name: str
+) -> None:
+    ring = make_ring()
+    dying(lambda: ring.consumer(0, Doorbell.create(f"{name}.bell-child")))
+
+    def fill_then_wait(writer: LaneWriter) -> None:
+        for tag in range(5):
+            writer.write(tag, bytes(1000), timeout=30.0)
+
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=lambda: fill_then_wait(ring.writer(0)))
+    process.start()
+    while not ring.stats().lanes[0].full_events:
+        assert process.is_alive()
+    consumer, seen = ring.consumer(0, bell), 0
+    while seen < 5:
+        seen += len(consumer.read())
+        consumer.release()
+    process.join(30)
+    assert process.exitcode == 0
+
+
+def test_kill_9_at_random_instants_loses_and_doubles_nothing() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "stress.py"), "ring", "--kills-only", "--json"]
+    done = subprocess.run(
+        [*command, "--seconds", "6", "--seed", "3"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["kills"] > 10
+    assert found["sent"] == found["received"] + found["queued"] > 0
+    assert (found["lost"], found["doubled"], found["corrupt"], found["hung"]) == (0, 0, 0, 0)

@@ -1,0 +1,231 @@
+"""Segments: whole or not at all, private, with all their pages, unlinked by no bystander, swept if stale."""
+
+import mmap
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from outfeed.ring import BadCapacity, Doorbell, LaneOwned, NoRoom, NotARing, Ring, WrongVersion, segment
+
+MakeRing = Callable[..., Ring]
+SHM = Path("/dev/shm")
+
+
+def nothing(memory: mmap.mmap) -> None:
+    del memory
+
+
+def run_python(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_mode_and_pages(make_ring: MakeRing) -> None:
+    ring = make_ring(lanes=2, capacity=1 << 16)
+    found = os.stat(SHM / ring.name)
+    assert stat.S_IMODE(found.st_mode) == 0o600
+    assert found.st_blocks * 512 >= found.st_size
+
+
+def test_a_name_is_taken_once(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    with pytest.raises(FileExistsError):
+        Ring.create(ring.name, lanes=1, consumers=1, capacity=4096)
+    other = Ring.attach(ring.name)
+    assert (other.lanes, other.consumers, other.capacity) == (1, 1, 4096)
+    other.close()
+    assert (SHM / ring.name).exists()
+
+
+def test_a_small_shm_is_an_error_with_a_remedy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = SimpleNamespace(f_bavail=16, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: small)
+    with pytest.raises(NoRoom, match=r"needs \d+ bytes.*65536 are free.*--shm-size") as caught:
+        Ring.create(name, lanes=4, consumers=1, capacity=1 << 20)
+    assert caught.value.needed > 4 << 20
+    assert caught.value.free == 65536
+    assert "remount" in caught.value.remedy
+    assert not (SHM / name).exists()
+
+
+def test_a_shm_that_fills_meanwhile_is_the_same_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(NoRoom):
+        Ring.create(name, lanes=1, consumers=1, capacity=4096)
+    assert not (SHM / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("lanes", "consumers", "capacity"),
+    [
+        (0, 1, 4096),
+        (257, 1, 4096),
+        (1, 0, 4096),
+        (1, 257, 4096),
+        (1, 1, 2048),
+        (1, 1, 5000),
+        (1, 1, 1 << 31),
+        (1, 1, 0),
+        (1, 1, -4096),
+        (-1, 1, 4096),
+        (1, 1, 1 << 70),
+    ],
+)
+def test_odd_geometry_is_refused_with_the_limits(
+    name: str, lanes: int, consumers: int, capacity: int
+) -> None:
+    with pytest.raises(BadCapacity, match="expected"):
+        Ring.create(name, lanes=lanes, consumers=consumers, capacity=capacity)
+    assert not (SHM / name).exists()
+
+
+@pytest.mark.parametrize("bad", ["", "a/b", "../x", ".hidden", "a b", "é", "x" * 201])
+def test_odd_names_are_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match="segment name"):
+        Ring.attach(bad)
+
+
+def test_what_is_no_ring_says_what_it_is(name: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        Ring.attach(name)
+    (SHM / name).touch()
+    with pytest.raises(NotARing, match="0 bytes"):
+        Ring.attach(name)
+    (SHM / name).write_bytes(b"not a ring, but long enough to be one" * 1000)
+    with pytest.raises(NotARing, match=r"starts with 0x"):
+        Ring.attach(name)
+    (SHM / name).write_bytes(b"short")
+    with pytest.raises(NotARing):
+        Ring.attach(name)
+
+
+def test_another_versions_ring_says_both_versions(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    with open(SHM / ring.name, "r+b") as file:
+        file.seek(8)
+        file.write((77).to_bytes(4, "little"))
+    with pytest.raises(WrongVersion, match=r"layout 77, this build reads 1"):
+        Ring.attach(ring.name)
+
+
+@pytest.mark.parametrize("size", [-4096, 4096])
+def test_a_ring_of_another_size_than_its_header_says_is_refused(make_ring: MakeRing, size: int) -> None:
+    ring = make_ring()
+    data = (SHM / ring.name).read_bytes()
+    (SHM / f"{ring.name}x").write_bytes(data[:size] if size < 0 else data + bytes(size))
+    with pytest.raises(NotARing, match="does not add up"):
+        Ring.attach(f"{ring.name}x")
+
+
+def test_another_processs_exit_unlinks_nothing_and_warns_of_nothing(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    script = (
+        "import sys\n"
+        "from outfeed.ring import Ring\n"
+        "ring = Ring.attach(sys.argv[1])\n"
+        "ring.writer(0).write(5, b'from another process')\n"
+    )
+    done = run_python(script, ring.name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (SHM / ring.name).exists()
+    made = run_python(
+        "import sys; from outfeed.ring import Ring\n"
+        "Ring.create(sys.argv[1], lanes=1, consumers=1, capacity=4096)",
+        f"{ring.name}made",
+    )
+    assert (made.returncode, made.stderr) == (0, "")
+    assert (SHM / f"{ring.name}made").exists()
+
+
+def test_stale_segments_and_doorbells_are_swept_and_live_ones_never(
+    make_ring: MakeRing, bell: Doorbell, name: str
+) -> None:
+    ring = make_ring()
+    script = (
+        "import os, signal, sys\n"
+        "from outfeed.ring import Doorbell, Ring\n"
+        "ring = Ring.create(sys.argv[1] + '.dead', lanes=1, consumers=1, capacity=4096)\n"
+        "bell = Doorbell.create(sys.argv[1] + '.dead-bell')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run_python(script, name)
+    assert segment.in_use(ring.name)
+    assert not segment.in_use(f"{name}.dead")
+    assert segment.sweep(name) == [f"{name}.dead", f"sem.{name}.dead-bell"]
+    assert segment.listed(name) == sorted([ring.name, f"sem.{bell.name}"])
+    assert segment.sweep(name) == []
+
+
+def test_a_closed_ring_is_stale_even_while_its_frames_are_held(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    ring.writer(0).write(1, b"held")
+    [(_, _, body)] = ring.consumer(0, bell).read()
+    pid = os.fork()
+    if pid == 0:
+        ring.close()  # a child's copy: the parent's use is not its to give up
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert segment.in_use(ring.name)
+    ring.close()
+    assert segment.sweep(ring.name) == [ring.name]
+    assert bytes(body) == b"held"
+
+
+def test_a_dead_processs_doorbell_is_replaced_and_a_live_ones_refused(bell: Doorbell, name: str) -> None:
+    with pytest.raises(LaneOwned, match="belongs to a live process"):
+        Doorbell.create(bell.name)
+    script = (
+        "import os, signal, sys\n"
+        "from outfeed.ring import Doorbell\n"
+        "bell = Doorbell.create(sys.argv[1])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run_python(script, f"{name}.again")
+    Doorbell.create(f"{name}.again").close()
+    with pytest.raises(ValueError, match="at most 62"):
+        Doorbell.create("x" * 63)
+
+
+def test_a_fill_that_fails_leaves_nothing(name: str) -> None:
+    def fail(memory: mmap.mmap) -> None:
+        memory[0] = 1
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        segment.create(name, 4096, fail)
+    assert segment.listed(name) == []
+
+
+def test_a_segment_removed_while_it_is_attached_is_not_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment.create(name, 4096, nothing)
+    real = os.open
+
+    def open_then_remove(path: str, flags: int, *rest: int) -> int:
+        fd = real(path, flags, *rest)
+        segment.unlink(name)
+        return fd
+
+    monkeypatch.setattr(os, "open", open_then_remove)
+    with pytest.raises(FileNotFoundError, match="removed"):
+        segment.attach(name)
+
+
+def test_views_outlive_the_ring_they_came_from(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    ring.writer(0).write(1, b"still here")
+    [(_, _, body)] = ring.consumer(0, bell).read()
+    ring.close()
+    ring.unlink()
+    del ring
+    assert bytes(body) == b"still here"

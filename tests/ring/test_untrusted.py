@@ -1,0 +1,231 @@
+"""Any bytes in a segment: an error that names lane and position, or a quarantined lane; nothing worse.
+
+The C fuzzer goes deeper; here the same is asked of the Python API, in any environment.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outfeed.ring import CorruptLane, Doorbell, Ring, RingError, RingFull, segment, wait
+
+MakeRing = Callable[..., Ring]
+PAGE = 4096
+LANE, CONSUMER, HEAD = 512, 384, 128
+
+
+@contextmanager
+def raw(ring: Ring) -> Iterator[mmap.mmap]:
+    """The segment's bytes, as another process would scribble over them."""
+    with open(Path("/dev/shm") / ring.name, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        yield memory
+
+
+def area_of(ring: Ring, lane: int) -> int:
+    tables = PAGE + ring.lanes * LANE + ring.consumers * CONSUMER + ring.lanes * ring.consumers * HEAD
+    return -(-tables // PAGE) * PAGE + lane * ring.capacity
+
+
+def heads_of(ring: Ring) -> int:
+    return PAGE + ring.lanes * LANE + ring.consumers * CONSUMER
+
+
+@pytest.mark.parametrize(
+    ("what", "offset", "value"),
+    [
+        ("body too long for the lane", 0, struct.pack("<I", 1 << 31)),
+        ("body longer than a quarter", 0, struct.pack("<I", 1025)),
+        ("body beyond the tail", 0, struct.pack("<I", 600)),
+        ("unknown flag", 5, b"\x02"),
+        ("padding that does not fill the area", 5, b"\x01"),
+        ("reserved bits", 6, b"\x01\x00"),
+        ("another position's seq", 8, struct.pack("<Q", 4096)),
+    ],
+)
+def test_a_bad_record_costs_its_lane_and_no_other(
+    make_ring: MakeRing, bell: Doorbell, what: str, offset: int, value: bytes
+) -> None:
+    ring = make_ring(lanes=2)
+    first, second, consumer = ring.writer(0), ring.writer(1), ring.consumer(0, bell)
+    first.write(1, b"good")
+    first.write(2, b"bad")
+    first.write(3, b"unreachable")
+    second.write(4, b"other lane")
+    with raw(ring) as memory:
+        memory.seek(area_of(ring, 0) + 32 + offset)
+        memory.write(value)
+    assert sorted(tag for _, tag, _ in consumer.read()) == [1, 4], what
+    assert wait([consumer], 0.0)
+    with pytest.raises(CorruptLane, match="lane 0 is corrupt at position 32") as caught:
+        consumer.read()
+    assert (caught.value.ring, caught.value.lane, caught.value.position) == (ring.name, 0, 32)
+    assert consumer.read() == []
+    second.write(5, b"goes on")
+    assert [tag for _, tag, _ in consumer.read()] == [5]
+    with pytest.raises(CorruptLane):
+        first.write(6, b"to nobody")
+    assert ring.stats().lanes[0].quarantined == 32
+    first.close()
+    with pytest.raises(CorruptLane):
+        ring.writer(0)
+    consumer.close()
+    with pytest.raises(CorruptLane):
+        ring.consumer(0, bell).read()
+
+
+@pytest.mark.parametrize("tail", [8, 17, 1 << 40, (1 << 64) - 16, 1 << 63])
+def test_a_bad_tail(make_ring: MakeRing, bell: Doorbell, tail: int) -> None:
+    ring = make_ring()
+    consumer = ring.consumer(0, bell)
+    with raw(ring) as memory:
+        memory[PAGE : PAGE + 8] = struct.pack("<Q", tail)
+    with pytest.raises(CorruptLane):
+        consumer.read()
+    with pytest.raises(CorruptLane):
+        ring.writer(0)
+
+
+def test_a_bad_tail_is_refused_by_a_writer_whom_no_cursor_holds_back(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    ring.detach_consumer(0)
+    with raw(ring) as memory:
+        memory[PAGE : PAGE + 8] = struct.pack("<Q", 4096 - 8)
+    with pytest.raises(CorruptLane, match="position 4088"):
+        ring.writer(0)
+
+
+@pytest.mark.parametrize("head", [8, 1 << 20, (1 << 64) - 16])
+def test_a_bad_head_is_found_by_the_writer_and_by_its_next_owner(
+    make_ring: MakeRing, bell: Doorbell, head: int
+) -> None:
+    ring = make_ring()
+    writer = ring.writer(0)
+    with raw(ring) as memory:
+        memory[heads_of(ring) : heads_of(ring) + 8] = struct.pack("<Q", head)
+    for _ in range(3):  # as far as is known to be free, heads are not looked at
+        writer.write(1, bytes(1000))
+    writer.write(1, bytes(900))
+    with pytest.raises(CorruptLane):
+        writer.write(1, bytes(1000))
+    with pytest.raises(CorruptLane):
+        ring.consumer(0, bell).read()
+
+
+def test_a_quarantine_ends_a_writers_wait_for_room(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer = ring.writer(0)
+    for _ in range(3):
+        writer.write(1, bytes(1000))
+    writer.write(1, bytes(900))
+    pid = os.fork()
+    if pid == 0:
+        with Ring.attach(ring.name) as again:
+            while not again.stats().lanes[0].full_events:
+                pass
+            with raw(again) as memory:
+                memory[area_of(again, 0) + 8 : area_of(again, 0) + 9] = b"\x01"
+            try:
+                again.consumer(0, bell).read()
+            except CorruptLane:
+                os._exit(0)
+        os._exit(1)
+    with pytest.raises(CorruptLane):
+        writer.write(1, bytes(1000), timeout=60.0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_doorbell_name_from_shared_memory_is_only_ever_a_name(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    tail_of_bell = PAGE + LANE + 144
+    short = Path("/dev/shm") / f"sem.{bell.name}.short"
+    for name in (
+        b"/../../etc/passwd",
+        b"x" * 64,
+        b"/" + b"y" * 63,
+        b"",
+        b"/a b",
+        f"/{bell.name}.short".encode(),
+    ):
+        short.write_bytes(b"")  # sem_open would map it, and posting to it would be a SIGBUS
+        with raw(ring) as memory:
+            memory[tail_of_bell : tail_of_bell + 64] = name.ljust(64, b"\0")
+            turn = struct.unpack_from("<I", memory, PAGE + LANE + 140)[0]
+            memory[PAGE + LANE + 140 : PAGE + LANE + 144] = struct.pack("<I", turn + 2)
+            memory[PAGE + LANE : PAGE + LANE + 4] = struct.pack("<I", 1)
+        writer.write(1, b"")
+        assert len(consumer.read()) == 1
+        consumer.release()
+    short.unlink()
+
+
+def test_any_statistics_are_only_numbers(make_ring: MakeRing) -> None:
+    ring = make_ring(lanes=2, consumers=2)
+    with raw(ring) as memory:
+        memory[PAGE : area_of(ring, 0)] = b"\xff" * (area_of(ring, 0) - PAGE)
+    stats = ring.stats()
+    assert stats.lanes[0].used == 0
+    assert stats.lanes[0].owner is not None
+    assert not stats.lanes[0].owner.alive()
+
+
+words = st.one_of(
+    st.integers(0, (1 << 64) - 1),
+    st.sampled_from(
+        [0, 1, 8, 15, 16, 17, 4095, 4096, 4097, 1 << 31, 1 << 32, 1 << 62, 1 << 63, (1 << 64) - 1]
+    ),
+)
+steps = st.one_of(
+    st.tuples(st.just("word"), st.integers(0, 2047), words),
+    st.tuples(st.just("bytes"), st.integers(0, 16000), st.binary(min_size=1, max_size=24)),
+    st.tuples(st.just("write"), st.integers(0, 1), st.integers(0, 1024)),
+    st.tuples(st.just("read"), st.integers(0, 1), st.integers(1, 64)),
+    st.tuples(st.just("claim"), st.integers(0, 3), st.just(0)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(steps, max_size=40))
+def test_no_bytes_do_worse_than_an_error(program: list[tuple[str, int, int | bytes]]) -> None:
+    name = f"outfeed-test-untrusted-{os.getpid()}"
+    ring = Ring.create(name, lanes=2, consumers=2, capacity=4096)
+    bells = [Doorbell.create(f"{name}.bell-{index}") for index in range(2)]
+    try:
+        writers, consumers = (
+            [ring.writer(lane) for lane in range(2)],
+            [ring.consumer(index, bells[index]) for index in range(2)],
+        )
+        with raw(ring) as memory:
+            for what, where, value in program:
+                try:
+                    if what == "word" and isinstance(value, int):
+                        memory[where * 8 : where * 8 + 8] = struct.pack("<Q", value)
+                    elif what == "bytes" and isinstance(value, bytes):
+                        memory[where : where + len(value)] = value
+                    elif what == "write" and isinstance(value, int):
+                        writers[where].write(value % 256, bytes(value))
+                    elif what == "read" and isinstance(value, int):
+                        for lane, tag, body in consumers[where].read(value):
+                            assert 0 <= lane < 2
+                            assert 0 <= tag < 256
+                            assert len(bytes(body)) <= 1024
+                        consumers[where].release()
+                    elif where < 2:
+                        writers[where].close()
+                        writers[where] = ring.writer(where)
+                    else:
+                        consumers[where - 2].close()
+                        consumers[where - 2] = ring.consumer(where - 2, bells[where - 2])
+                except (RingError, RingFull):
+                    pass
+    finally:
+        ring.close()
+        for bell in bells:
+            bell.close()
+        segment.sweep(name)
