@@ -279,7 +279,8 @@ class Reader:
         elif isinstance(message, Takeover) and message.shard == lane:
             self._on_takeover(message.shard, message.epoch)
         else:
-            self._bad_frame(lane, BadFrame(f"a {Tag(tag).name} frame does not belong on an egress ring"))
+            stray = f"a {Tag(tag).name} frame does not belong on an egress ring"
+            self._bad_frame(lane, BadFrame(stray, (message.route,)))
 
     def _batch(self, batch: Batch) -> None:
         """Deliver each row. The loop is the reader's whole cost: lists once per frame, slices per row."""
