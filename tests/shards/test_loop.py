@@ -14,7 +14,6 @@ from outfeed.ring.frames import (
     DecodeOptions,
     ErrorFrame,
     Forget,
-    Handover,
     Message,
     Register,
     Result,
@@ -91,9 +90,9 @@ class Rig:
         )
         return [bytes(part) for part in parts]
 
-    def hear(self, reader: int = 0) -> list[Batch | Message | Handover]:
+    def hear(self, reader: int = 0) -> list[Batch | Message]:
         """What a reader got, copied out of the ring."""
-        heard: list[Batch | Message | Handover] = []
+        heard: list[Batch | Message] = []
         while frames := self.readers[reader].read():
             for _, tag, body in frames:
                 copy = memoryview(bytes(body))
@@ -123,7 +122,7 @@ def make_rig(table_of: Callable[[str], TokenTable]) -> Iterator[Callable[..., Ri
     assert segment.listed(prefix) == []
 
 
-def only_batch(heard: list[Batch | Message | Handover]) -> Batch:
+def only_batch(heard: list[Batch | Message]) -> Batch:
     (batch,) = heard
     assert isinstance(batch, Batch)
     return batch

@@ -1,0 +1,269 @@
+"""Answers in the making: streams' items into one HTTP exchange, as they come or when all have.
+
+Nothing here waits: the reader wakes the loop once for all sinks it filled, and each stream's `ready` takes
+what lies in its sink, merged if the client or this process lags. While a client's connection is full its
+items stay in the sinks, which merge and bound them. Must not know a request's shape, nor a response's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..sink import ChunkEvent, Control, Done, Error, Frame, SinkClosed, SinkEnded
+from ..sink.events import Merger
+from .backend import Stream
+from .connection import Exchange
+from .metrics import Metrics
+from .shapes import DONE, error_json, http_status, sse
+
+log = logging.getLogger(__name__)
+
+
+class Renderer(Protocol):
+    """How one prompt's events look in a stream; each call returns whole `data:` events, or nothing."""
+
+    def opening(self) -> bytes:
+        """What comes before any token."""
+
+    def delta(self, event: ChunkEvent) -> bytes:
+        """An event, the last one (it has a finish reason) too."""
+
+    def failure(self, error: Error) -> bytes:
+        """The request failed."""
+
+
+class Answer:
+    """What the two kinds of answer share: several streams, one exchange, one end."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        streams: Sequence[Stream],
+        metrics: Metrics,
+        on_end: Callable[[Answer], None],
+    ) -> None:
+        self.exchange = exchange
+        self.metrics = metrics
+        self._on_end = on_end
+        self._feeds = [Feed(self, index, stream) for index, stream in enumerate(streams)]
+        self._left = self.prompts = len(streams)
+
+    def start(self) -> None:
+        """Begin to take items."""
+        if self.exchange.gone:
+            self._client_gone()
+            return
+        self.exchange.on_gone = self._client_gone
+        self.exchange.on_room = self._room
+        loop = asyncio.get_running_loop()
+        for feed in self._feeds:
+            feed.stream.source.call_when_ready(loop, feed.ready)
+
+    def takes(self) -> bool:
+        """Whether items should be taken now."""
+        return True
+
+    def event(self, index: int, event: ChunkEvent) -> None:
+        """Stream `index` has more, or its last."""
+        raise NotImplementedError
+
+    def failure(self, index: int, error: Error) -> None:
+        """Stream `index` failed."""
+        raise NotImplementedError
+
+    def complete(self) -> None:
+        """Every stream has ended."""
+        raise NotImplementedError
+
+    def ended(self) -> None:
+        """One stream has ended."""
+        self._left -= 1
+        if self._left == 0 and self._feeds:
+            self.complete()
+            self.close()
+
+    def close(self) -> None:
+        """Let go of every stream; those that still run are aborted. Twice is fine."""
+        feeds, self._feeds = self._feeds, []
+        for feed in feeds:
+            feed.over = True
+            feed.stream.close()
+        if feeds:
+            self._on_end(self)
+
+    def _client_gone(self) -> None:
+        self.metrics.disconnects += 1
+        self.close()
+
+    def _room(self) -> None:
+        for feed in self._feeds:
+            if feed.held:
+                feed.ready()
+
+
+class Feed:
+    """One stream's way into an answer, and its timing."""
+
+    __slots__ = ("answer", "held", "index", "last", "over", "stream")
+
+    def __init__(self, answer: Answer, index: int, stream: Stream) -> None:
+        self.answer = answer
+        self.index = index
+        self.stream = stream
+        self.last = 0.0
+        self.held = False
+        self.over = False
+
+    def ready(self) -> None:
+        """Take what the sink holds. Called in the loop when there is something."""
+        answer, receive = self.answer, self.stream.source.receive_nowait
+        try:
+            while not self.over:
+                if not answer.takes():
+                    self.held = True
+                    return
+                self.held = False
+                item = receive()
+                if item is None:
+                    return
+                if type(item) is Frame:
+                    self._count(item.event)
+                    answer.event(self.index, item.event)
+                    continue
+                self.over = True
+                if type(item) is Done:
+                    self._last(item.event)
+                else:
+                    answer.failure(self.index, _as_error(item))
+                answer.ended()
+        except (SinkEnded, SinkClosed):
+            self.over = True
+        except Exception:
+            log.exception("request %s: its answer could not be written", self.stream.rid)
+            answer.exchange.cut()
+
+    def _last(self, event: ChunkEvent) -> None:
+        self._count(event)
+        finish, answer = event.finish, self.answer
+        answer.metrics.request.observe(self.last - answer.exchange.started)
+        if finish is None or finish.abort_status is None:
+            answer.event(self.index, event)
+            return
+        message = finish.message or "the scheduler aborted the request"
+        answer.failure(self.index, Error(http_status(finish.abort_status), "aborted", message))
+
+    def _count(self, event: ChunkEvent) -> None:
+        now, metrics, tokens = time.perf_counter(), self.answer.metrics, event.generated
+        metrics.events += 1
+        metrics.output_tokens += tokens
+        if self.last:
+            if tokens:
+                metrics.between_tokens.observe((now - self.last) / tokens, tokens)
+        else:
+            metrics.first_token.observe(now - self.answer.exchange.started)
+            metrics.prompt_tokens += event.prompt_tokens
+        self.last = now
+
+
+class StreamAnswer(Answer):
+    """Server-sent events, each as soon as the client takes it.
+
+    closing() is called after the last stream's end for what comes before `[DONE]`.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        streams: Sequence[Stream],
+        metrics: Metrics,
+        on_end: Callable[[Answer], None],
+        renderers: Sequence[Renderer],
+        closing: Callable[[], bytes] | None = None,
+    ) -> None:
+        super().__init__(exchange, streams, metrics, on_end)
+        self._renderers = renderers
+        self._closing = closing
+        self._pending = b""
+
+    def start(self) -> None:
+        """Send the head, then take items."""
+        self.exchange.begin()
+        self.exchange.send(b"".join([renderer.opening() for renderer in self._renderers]))
+        super().start()
+
+    def takes(self) -> bool:
+        """Whether the client does."""
+        return self.exchange.writable
+
+    def event(self, index: int, event: ChunkEvent) -> None:
+        """Send it; the very last goes out with the stream's end."""
+        data = self._renderers[index].delta(event)
+        if event.finish is not None and self._left == 1:
+            self._pending = data
+        else:
+            self.exchange.send(data)
+
+    def failure(self, index: int, error: Error) -> None:
+        """Send it as an event."""
+        self.exchange.send(self._renderers[index].failure(error))
+
+    def complete(self) -> None:
+        """End the stream."""
+        closing = b"" if self._closing is None else self._closing()
+        self.exchange.finish(self._pending + closing + DONE)
+
+
+class WholeAnswer(Answer):
+    """One response when every stream has ended; the first failure is the whole answer's.
+
+    render(events) makes the body from each stream's events added up.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        streams: Sequence[Stream],
+        metrics: Metrics,
+        on_end: Callable[[Answer], None],
+        render: Callable[[list[ChunkEvent]], bytes],
+        openai: bool,
+    ) -> None:
+        super().__init__(exchange, streams, metrics, on_end)
+        self._sums: list[Merger | None] = [None] * len(streams)
+        self._render = render
+        self._openai = openai
+
+    def event(self, index: int, event: ChunkEvent) -> None:
+        """Add it up."""
+        known = self._sums[index]
+        if known is None:
+            self._sums[index] = Merger(event)
+        else:
+            known.add(event)
+
+    def failure(self, index: int, error: Error) -> None:
+        """Answer with it, and give the other streams up."""
+        status = http_status(error.status)
+        self.exchange.respond(status, error_json(status, error.message, self._openai))
+        self.close()
+
+    def complete(self) -> None:
+        """Answer."""
+        self.exchange.respond(200, self._render([one.event() for one in self._sums if one is not None]))
+
+
+def failure_event(error: Error, openai: bool = False, index: int | None = None) -> bytes:
+    """Render a failure as an event of a stream."""
+    return sse(error_json(http_status(error.status), error.message, openai, index))
+
+
+def _as_error(item: Any) -> Error:
+    if isinstance(item, Error):
+        return item
+    what = "a control answer" if isinstance(item, Control) else type(item).__name__
+    log.error("a prompt's stream carried %s", what)
+    return Error(500, "internal_error", "the server mixed up an answer; its log says more")

@@ -1,0 +1,376 @@
+"""The endpoints: from an exchange to its answer, over a backend.
+
+Admission is here too: the API key, how many prompts may run, and the drain. Whatever goes wrong inside is
+logged with the request's path and answered in the shape the endpoint's clients expect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hmac
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from ..ingress.errors import BadRequest, Refused, Unavailable, show
+from ..ingress.request import MAX_RID_BYTES, decode_body
+from ..sink import ChunkEvent, Done, Error
+from . import generate, openai
+from .answer import Answer, StreamAnswer, WholeAnswer
+from .backend import Backend, Stream
+from .chat import RESERVED, ChatTemplate, check_messages
+from .connection import Exchange
+from .limits import Limits
+from .metrics import CONTENT_TYPE, Metrics
+from .openai import OpenAIStream, Usage, Wanted
+from .shapes import error_json
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER: Final = ((b"retry-after", b"1"),)
+PROBE_S: Final = 20.0
+"""How long `/health_generate` waits for its one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the endpoints behave.
+
+    incremental: `/generate` streams send what is new, not all so far. api_key: what clients must send as
+    `Authorization: Bearer`; "" asks for none.
+    """
+
+    incremental: bool = False
+    api_key: str = ""
+    version: str = "0.1.0"
+
+
+class App:
+    """The endpoints of one gateway process. `app(exchange)` answers; for the loop's thread."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        options: Options | None = None,
+        limits: Limits | None = None,
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self.backend = backend
+        self.options = options or Options()
+        self.limits = limits or Limits()
+        self.metrics = Metrics()
+        self.template = template
+        self.draining = False
+        self.abort_elsewhere: Callable[[str], None] | None = None
+        """Passes an abort on to the other gateways of the instance, when there are any."""
+        self.connections: Callable[[], int] = lambda: 0
+        self._answers: set[Answer] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._prompts = 0
+        self._started = time.time()
+        self._expected = f"Bearer {self.options.api_key}".encode()
+        self._routes: dict[str, tuple[str, Callable[[Exchange], None]]] = {
+            "/generate": ("POST", self._in_task(self._generate)),
+            "/v1/completions": ("POST", self._in_task(self._completions)),
+            "/v1/chat/completions": ("POST", self._in_task(self._chat)),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/health_generate": ("GET", self._in_task(self._health_generate)),
+            "/server_info": ("GET", self._server_info),
+            "/abort_request": ("POST", self._abort_request),
+            "/metrics": ("GET", self._metrics),
+        }
+
+    @property
+    def live(self) -> int:
+        """Prompts being answered now."""
+        return self._prompts
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being answered."""
+        return not self._answers and not self._tasks
+
+    def __call__(self, exchange: Exchange) -> None:
+        """Answer a request."""
+        request = exchange.request
+        path = request.path if len(request.path) == 1 else request.path.rstrip("/")
+        route = self._routes.get(path)
+        method = "GET" if request.method == "HEAD" else request.method
+        exchange.on_over = functools.partial(self.metrics.answered, path if route else "other")
+        if route is None:
+            known = ", ".join(self._routes)
+            self._fail(exchange, 404, f"there is no {show(request.path)} here; there are: {known}")
+        elif method != route[0]:
+            message = f"{path} takes {route[0]}, not {request.method}"
+            exchange.respond(405, error_json(405, message), headers=((b"allow", route[0].encode()),))
+        elif not self._may(exchange, path):
+            headers = ((b"www-authenticate", b"Bearer"),)
+            message = "this server wants an API key: send Authorization: Bearer KEY with the right one"
+            exchange.respond(401, error_json(401, message, path.startswith("/v1")), headers=headers)
+        else:
+            route[1](exchange)
+
+    def close(self) -> None:
+        """Give up on everything that still runs."""
+        for task in list(self._tasks):
+            task.cancel()
+        for answer in list(self._answers):
+            answer.close()
+
+    # Generation.
+
+    async def _generate(self, exchange: Exchange) -> None:
+        body = self._body(exchange)
+        streams = await self._submit(body)
+        started = exchange.started
+        batch = _is_batch(body)
+        if body.get("stream"):
+            cumulative = not self.options.incremental
+            renderers = [
+                generate.GenerateStream(stream.rid, started, cumulative, index if batch else None)
+                for index, stream in enumerate(streams)
+            ]
+            self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers))
+            return
+        rids = [stream.rid for stream in streams]
+
+        def render(events: list[ChunkEvent]) -> bytes:
+            return generate.render_whole(rids, events, started, batch)
+
+        self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render, openai=False))
+
+    async def _completions(self, exchange: Exchange) -> None:
+        body, wanted = openai.completion_body(self._body(exchange), self.backend.name)
+        if wanted.echo is not None:
+            wanted.echo = await self._prompt_texts(body)
+        await self._openai(exchange, body, wanted)
+
+    async def _chat(self, exchange: Exchange) -> None:
+        body, wanted, asked = openai.chat_body(self._body(exchange), self.backend.name)
+        messages = check_messages(asked.get("messages"))
+        if self.template is None:
+            raise BadRequest(
+                "",
+                "this model has no chat template: none beside its tokenizer, and none given with "
+                "--chat-template; use /v1/completions",
+            )
+        more = asked.get("chat_template_kwargs") or {}
+        if type(more) is not dict or any(name in RESERVED for name in more):
+            raise BadRequest(
+                "chat_template_kwargs", f"must be an object without {', '.join(RESERVED)}, got {show(more)}"
+            )
+        prompt = self.template.render(messages, asked.get("tools"), more)
+        tokenizer = self.backend.model.tokenizer
+        if tokenizer is None:
+            raise BadRequest("messages", "need a tokenizer, and this server runs without one")
+        # A template writes the special tokens itself; the tokenizer must not add them once more.
+        encode: Any = tokenizer.encode
+        encoded = await asyncio.to_thread(encode, prompt, add_special_tokens=False)
+        body["input_ids"] = encoded.ids
+        await self._openai(exchange, body, wanted)
+
+    async def _openai(self, exchange: Exchange, body: dict[str, Any], wanted: Wanted) -> None:
+        streams = await self._submit(body)
+        if not wanted.stream:
+
+            def render(events: list[ChunkEvent]) -> bytes:
+                return openai.render_whole(wanted, events)
+
+            self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render, openai=True))
+            return
+        usage = Usage()
+        renderers = [OpenAIStream(wanted, index, usage) for index in range(len(streams))]
+
+        def closing() -> bytes:
+            return openai.usage_chunk(wanted, usage) if wanted.usage else b""
+
+        self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, closing))
+
+    async def _prompt_texts(self, body: dict[str, Any]) -> list[str]:
+        """Return the prompts as text, to be echoed."""
+        if "text" in body:
+            return [body["text"]] if type(body["text"]) is str else list(body["text"])
+        tokenizer: Any = self.backend.model.tokenizer
+        ids = body["input_ids"]
+        if tokenizer is None or not _are_ids(ids):
+            raise BadRequest("echo", "needs prompts that are text, or token ids and a tokenizer")
+        prompts = ids if type(ids[0]) is list else [ids]
+        return [await asyncio.to_thread(tokenizer.decode, prompt) for prompt in prompts]
+
+    async def _health_generate(self, exchange: Exchange) -> None:
+        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
+        (stream,) = await self.backend.submit(body)
+        deadline = time.monotonic() + PROBE_S
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                match await stream.source.receive(left):
+                    case Done():
+                        return exchange.respond(200)
+                    case Error(_, kind, message):
+                        return self._fail(exchange, 503, f"a token could not be generated: {kind}: {message}")
+        except TimeoutError:
+            pass
+        finally:
+            stream.close()
+        return self._fail(exchange, 503, f"no token was generated within {PROBE_S:g} s")
+
+    # The rest.
+
+    def _models(self, exchange: Exchange) -> None:
+        name = self.backend.name
+        model = {
+            "id": name,
+            "object": "model",
+            "created": int(self._started),
+            "owned_by": "outfeed",
+            "root": name,
+            "parent": None,
+            "max_model_len": self.backend.model.context_length,
+        }
+        exchange.respond(200, msgspec.json.encode({"object": "list", "data": [model]}))
+
+    def _health(self, exchange: Exchange) -> None:
+        why = "the gateway is draining" if self.draining else self.backend.trouble()
+        if why is None:
+            exchange.respond(200)
+        else:
+            exchange.respond(503, error_json(503, f"not healthy: {why}"), headers=RETRY_AFTER)
+
+    def _server_info(self, exchange: Exchange) -> None:
+        info = {
+            "version": self.options.version,
+            "model": self.backend.name,
+            "context_length": self.backend.model.context_length,
+            "incremental": self.options.incremental,
+            "chat": self.template is not None,
+            "draining": self.draining,
+            "live": self.live,
+            "limits": msgspec.to_builtins(self.limits),
+            **self.backend.info(),
+        }
+        exchange.respond(200, msgspec.json.encode(info))
+
+    def _abort_request(self, exchange: Exchange) -> None:
+        try:
+            body = decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)
+            rid = body.get("rid") if type(body) is dict else None
+            if type(rid) is not str or not 0 < len(rid) <= MAX_RID_BYTES:
+                raise BadRequest(
+                    "rid", f"must be a string of 1 to {MAX_RID_BYTES} characters, got {show(rid)}"
+                )
+        except Refused as error:
+            return self._fail(exchange, error.status, error.message)
+        aborted = self.backend.abort(rid)
+        if not aborted and self.abort_elsewhere is not None:
+            self.abort_elsewhere(rid)
+        return exchange.respond(200, msgspec.json.encode({"rid": rid, "aborted_here": aborted}))
+
+    def _metrics(self, exchange: Exchange) -> None:
+        exchange.respond(200, self.metrics_text().encode(), CONTENT_TYPE)
+
+    def metrics_text(self) -> str:
+        """Return /metrics' text."""
+        return self.metrics.text(self.backend.readings())
+
+    # What they share.
+
+    def _in_task(
+        self, handler: Callable[[Exchange], Coroutine[Any, Any, None]]
+    ) -> Callable[[Exchange], None]:
+        """Run a handler in a task of its own, which ends when the client goes."""
+
+        async def run(exchange: Exchange) -> None:
+            openai_shape = exchange.request.path.startswith("/v1")
+            try:
+                await handler(exchange)
+            except Refused as error:
+                self._refuse(exchange, error, openai_shape)
+            except asyncio.CancelledError:
+                if not exchange.gone:
+                    self._fail(exchange, 503, "the server is stopping; send the request again", openai_shape)
+            except Exception:
+                log.exception("%s failed", exchange.request.path)
+                self._fail(exchange, 500, "the server failed on this request; its log says why", openai_shape)
+
+        def start(exchange: Exchange) -> None:
+            if self.draining:
+                message = "the server is draining: it finishes what runs and takes nothing new; try another"
+                exchange.request.keep_alive = False
+                return self._fail(exchange, 503, message, exchange.request.path.startswith("/v1"))
+            task = asyncio.get_running_loop().create_task(run(exchange))
+
+            def gone() -> None:
+                task.cancel()
+
+            exchange.on_gone = gone
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return None
+
+        return start
+
+    def _may(self, exchange: Exchange, path: str) -> bool:
+        if not self.options.api_key or path == "/health":
+            return True
+        return hmac.compare_digest(exchange.request.headers.get(b"authorization", b""), self._expected)
+
+    def _body(self, exchange: Exchange) -> Any:
+        return decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)
+
+    async def _submit(self, body: Any) -> Sequence[Stream]:
+        if self._prompts >= self.limits.requests:
+            most = self.limits.requests
+            raise Unavailable(
+                f"{self._prompts} prompts are being answered, at most {most} may; try again soon"
+            )
+        return await self.backend.submit(body)
+
+    def _run(self, answer: Answer) -> None:
+        self._prompts += answer.prompts
+        self._answers.add(answer)
+        answer.start()
+
+    def _ended(self, answer: Answer) -> None:
+        self._prompts -= answer.prompts
+        self._answers.discard(answer)
+
+    def _refuse(self, exchange: Exchange, error: Refused, openai_shape: bool) -> None:
+        param = None
+        if isinstance(error, BadRequest) and error.field:
+            param = error.field.removeprefix("sampling_params.")
+        self._fail(exchange, error.status, error.message, openai_shape, param)
+
+    def _fail(
+        self,
+        exchange: Exchange,
+        status: int,
+        message: str,
+        openai_shape: bool = False,
+        param: str | None = None,
+    ) -> None:
+        body = error_json(status, message, openai_shape, param=param)
+        exchange.respond(status, body, headers=RETRY_AFTER if status == 503 else ())
+
+
+def _is_batch(body: dict[str, Any]) -> bool:
+    """Whether a `/generate` body that was taken asks for a list of answers."""
+    if body.get("text") is not None:
+        return type(body["text"]) is list
+    return type(body["input_ids"][0]) is list
+
+
+def _are_ids(value: Any) -> bool:
+    """Whether a value is token ids, or lists of them; which ids there are is checked later."""
+    if type(value) is not list or not value:
+        return False
+    prompts = value if type(value[0]) is list else [value]
+    return all(
+        type(prompt) is list and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt)
+        for prompt in prompts
+    )

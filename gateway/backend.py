@@ -1,0 +1,167 @@
+"""What HTTP needs of the engine behind it: `Backend`, and the same over a `Front`.
+
+The protocol is all that the endpoints know, so that a test may stand anything behind them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from ..ingress.request import Model
+from ..ring.board import BoardRow, Phase, Role, State
+from ..sink import SinkSource
+from .front import Front
+
+QUIET_S: Final = 10.0
+"""A process that shows no heartbeat for this long is called stuck."""
+
+
+class Stream(Protocol):
+    """One prompt's answer as it comes (`front.Stream`)."""
+
+    rid: str
+    source: SinkSource
+
+    def close(self) -> None:
+        """Nobody waits for it any more."""
+
+
+class Reading(msgspec.Struct):
+    """One figure of a backend for /metrics. `kind` is gauge or counter."""
+
+    name: str
+    kind: str
+    help: str
+    value: float
+    labels: dict[str, str] = {}
+
+
+class Backend(Protocol):
+    """What the endpoints stand on."""
+
+    @property
+    def model(self) -> Model:
+        """What requests are checked against."""
+
+    @property
+    def name(self) -> str:
+        """The served model's name."""
+
+    async def submit(self, body: Any) -> list[Stream]:
+        """Check and submit a `/generate` body; one stream per prompt. Raises ingress.Refused."""
+
+    def abort(self, rid: str) -> bool:
+        """Abort a live request; False when none has that rid."""
+
+    def trouble(self) -> str | None:
+        """Say why requests cannot be served now; None when they can."""
+
+    def info(self) -> dict[str, Any]:
+        """Describe the instance, as JSON."""
+
+    def readings(self) -> Iterator[Reading]:
+        """Read the figures for /metrics."""
+
+
+class FrontBackend:
+    """A `Front` as a backend."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    @property
+    def model(self) -> Model:
+        """What requests are checked against."""
+        return self._front.model
+
+    @property
+    def name(self) -> str:
+        """The served model's name."""
+        return self._front.instance.config.model
+
+    async def submit(self, body: Any) -> list[Stream]:
+        """Check and submit a `/generate` body; one stream per prompt. Raises ingress.Refused."""
+        return [*await self._front.submit(body)]
+
+    def abort(self, rid: str) -> bool:
+        """Abort a live request; False when this gateway has none with that rid."""
+        return self._front.abort(rid)
+
+    def trouble(self) -> str | None:
+        """Say why requests cannot be served now; None when they can."""
+        front = self._front
+        if not front.instance.alive:
+            return "the instance is gone or stopping"
+        if front.board.phase != Phase.RUNNING:
+            return f"the instance is {front.board.phase.name.lower()}"
+        for role, what in ((Role.SHARD, "detokenizer shard"), (Role.SCHEDULER, "scheduler")):
+            for row in front.board.rows(role):
+                if (why := _why_down(row)) is not None:
+                    return f"{what} {row.index} {why}"
+        return None
+
+    def info(self) -> dict[str, Any]:
+        """Describe the instance and its processes."""
+        board = self._front.board
+        processes = [_describe(row) for role in Role for row in board.rows(role)]
+        return {
+            "instance": msgspec.to_builtins(board.config),
+            "phase": board.phase.name.lower(),
+            "processes": processes,
+            "ring_high_water_bytes": self._front.high_water(),
+        }
+
+    def readings(self) -> Iterator[Reading]:
+        """Read the figures for /metrics."""
+        front = self._front
+        seen = front.reader.statistics()
+        for name, help_, value in (
+            ("reader_frames_total", "Frames read from the egress ring.", seen.frames),
+            ("reader_rows_total", "Rows read from the egress ring.", seen.rows),
+            ("aborts_total", "Requests aborted at the scheduler by this gateway.", seen.aborts),
+            ("slow_clients_total", "Requests aborted because their client read too slowly.", seen.sinks_full),
+            ("bad_frames_total", "Frames refused by their decoder.", seen.bad_frames),
+            ("gaps_total", "Requests ended because tokens were missing.", seen.gaps),
+        ):
+            yield Reading(name, "counter", help_, value)
+        yield Reading("live_streams", "gauge", "Requests registered with the reader now.", seen.live)
+        for ring, stats in front.ring_stats().items():
+            yield Reading(
+                "ring_capacity_bytes", "gauge", "Bytes each lane holds.", stats.capacity, {"ring": ring}
+            )
+            for lane in stats.lanes:
+                labels = {"ring": ring, "lane": str(lane.lane)}
+                yield Reading("ring_depth_bytes", "gauge", "Bytes in use on a lane.", lane.used, labels)
+        for role in (Role.SHARD, Role.READER, Role.SCHEDULER):
+            for row in front.board.rows(role):
+                labels = {"role": str(role), "index": str(row.index)}
+                yield Reading(
+                    "restarts_total", "counter", "Times the process was replaced.", row.epoch, labels
+                )
+                yield Reading("process_up", "gauge", "1 while the process lives.", row.alive, labels)
+
+
+def _why_down(row: BoardRow) -> str | None:
+    if not row.alive:
+        return "is not running" if row.owner is None or row.state == State.STOPPED else "has died"
+    quiet = (time.monotonic_ns() - row.heartbeat_ns) / 1e9
+    return f"has shown no sign of life for {quiet:.0f} s" if quiet > QUIET_S else None
+
+
+def _describe(row: BoardRow) -> dict[str, Any]:
+    owner = row.owner
+    return {
+        "role": str(row.role),
+        "index": row.index,
+        "pid": None if owner is None else owner.pid,
+        "alive": row.alive,
+        "state": row.state.name.lower(),
+        "restarts": row.epoch,
+        "heartbeat_age_s": round((time.monotonic_ns() - row.heartbeat_ns) / 1e9, 3),
+        "live": row.get("live"),
+        "tokens": row.get("tokens"),
+    }

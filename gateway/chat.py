@@ -1,0 +1,151 @@
+"""Chat templates: a conversation into a prompt, as the model's own tokenizer configuration says.
+
+The template is the model's, the messages are a client's: rendering happens in jinja2's sandbox, and what a
+template or its input does wrong is a 400 that says so.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..ingress.errors import BadRequest, show
+
+CONFIG: Final = "tokenizer_config.json"
+TEMPLATE: Final = "chat_template.jinja"
+MAX_MESSAGES: Final = 4096
+RESERVED: Final = ("messages", "tools", "add_generation_prompt")
+
+
+class NoTemplate(ValueError):
+    """There is no template where one was said to be, or it cannot be used."""
+
+
+class ChatTemplate:
+    """A compiled chat template and the special tokens it may name.
+
+    Raises:
+        NoTemplate: the source is not a template.
+    """
+
+    def __init__(self, source: str, special: dict[str, str] | None = None) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        self._special = special or {}
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise NoTemplate(f"the chat template is no template: {error}") from None
+
+    @classmethod
+    def find(cls, tokenizer: str | Path, template: str | Path | None = None) -> ChatTemplate | None:
+        """Load the template that belongs to a tokenizer.json, or the file `template`; None if there is none.
+
+        Beside the tokenizer: `chat_template.jinja`, else `chat_template` in `tokenizer_config.json` (a
+        string, or a list of named ones of which "default" is taken).
+
+        Raises:
+            NoTemplate: a file that should hold one cannot be read, or holds none.
+        """
+        folder = Path(tokenizer).parent
+        config = _read_config(folder / CONFIG)
+        special = {
+            name: text
+            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+            if (text := _token_text(config.get(name))) is not None
+        }
+        if template is not None:
+            return cls(_read(Path(template)), special)
+        if (folder / TEMPLATE).is_file():
+            return cls(_read(folder / TEMPLATE), special)
+        source = config.get("chat_template")
+        if isinstance(source, list):
+            named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+            source = named.get("default")
+        return cls(source, special) if isinstance(source, str) else None
+
+    def render(
+        self, messages: list[dict[str, Any]], tools: Any = None, more: dict[str, Any] | None = None
+    ) -> str:
+        """Return the prompt, up to where the assistant speaks. Raises BadRequest."""
+        try:
+            return self._template.render(
+                **{**self._special, **(more or {})},
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=True,
+            )
+        except jinja2.TemplateError as error:
+            raise BadRequest("messages", f"the model's chat template refuses them: {error}") from None
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+            raise BadRequest(
+                "messages", f"the model's chat template cannot take them: {type(error).__name__}: {error}"
+            ) from None
+
+
+def check_messages(value: Any) -> list[dict[str, Any]]:
+    """Check a conversation and join the text parts of each message's content. Raises BadRequest."""
+    if type(value) is not list or not value:
+        raise BadRequest("messages", f"must be a non-empty list of messages, got {show(value)}")
+    if len(value) > MAX_MESSAGES:
+        raise BadRequest("messages", f"has {len(value)} messages; at most {MAX_MESSAGES} are taken")
+    return [_message(one, f"messages[{index}]") for index, one in enumerate(value)]
+
+
+def _message(value: Any, where: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise BadRequest(where, f"must be an object with role and content, got {show(value)}")
+    if type(value.get("role")) is not str:
+        raise BadRequest(f"{where}.role", f"must be a string, got {show(value.get('role'))}")
+    content = value.get("content")
+    if content is None or type(content) is str:
+        return {**value, "content": content if content is not None else ""}
+    if type(content) is not list:
+        raise BadRequest(f"{where}.content", f"must be a string or a list of parts, got {show(content)}")
+    texts = []
+    for index, part in enumerate(content):
+        if type(part) is not dict or part.get("type") != "text" or type(part.get("text")) is not str:
+            raise BadRequest(f"{where}.content[{index}]", "only parts of type text are taken here")
+        texts.append(part["text"])
+    return {**value, "content": "\n".join(texts)}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NoTemplate(f"cannot read the chat template {path}: {error}") from None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NoTemplate(f"cannot read {path}: {error}") from None
+    return config if isinstance(config, dict) else {}
+
+
+def _token_text(token: Any) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, **options: Any) -> str:
+    """Render JSON as templates expect it: with non-ASCII text kept and nothing escaped for HTML."""
+    return json.dumps(value, ensure_ascii=False, **options)

@@ -1,0 +1,280 @@
+"""OpenAI's two endpoints as `/generate` bodies, and `/generate`'s events in OpenAI's JSON.
+
+Only shapes live here: every rule about a parameter's value is ingress's. Fields that nobody here knows are
+passed over, as clients of these endpoints send many.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from ..ingress.errors import BadRequest, show
+from ..sink import ChunkEvent, Error
+from .answer import failure_event
+from .logprobs import chat_logprobs, completion_logprobs
+
+_encode: Final = msgspec.json.Encoder().encode
+
+COMPLETION_MAX_TOKENS: Final = 16
+MAX_LOGPROBS: Final = 20
+
+_SAMPLING: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "n": "n",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "stop_regex": "stop_regex",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "min_tokens": "min_new_tokens",
+    "logit_bias": "logit_bias",
+    "seed": "sampling_seed",
+    "regex": "regex",
+    "ebnf": "ebnf",
+    "json_schema": "json_schema",
+    "structural_tag": "structural_tag",
+    "ignore_eos": "ignore_eos",
+    "no_stop_trim": "no_stop_trim",
+    "skip_special_tokens": "skip_special_tokens",
+    "custom_params": "custom_params",
+}
+"""OpenAI's names, and the common extensions, for the sampling parameters."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a client asked for, besides the tokens."""
+
+    chat: bool
+    model: str
+    stream: bool
+    usage: bool
+    logprobs: bool
+    echo: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+
+    id: str = ""
+    created: int = 0
+
+
+def completion_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted]:
+    """Turn a `/v1/completions` body into a `/generate` one. Raises BadRequest."""
+    body, wanted = _start(body, model, chat=False)
+    prompt = body.get("prompt")
+    if prompt is None:
+        raise BadRequest("prompt", "is missing: give a string, a list of strings, or token ids")
+    generate: dict[str, Any] = {"stream": wanted.stream, "sampling_params": _sampling(body)}
+    generate["sampling_params"].setdefault("max_new_tokens", COMPLETION_MAX_TOKENS)
+    first = prompt[0] if type(prompt) is list and prompt else prompt
+    generate["text" if type(first) is str else "input_ids"] = prompt
+    if body.get("suffix"):
+        raise BadRequest("suffix", "is not supported; leave it out")
+    if body.get("best_of") not in (None, 1):
+        raise BadRequest("best_of", f"must be 1, got {show(body['best_of'])}")
+    count = body.get("logprobs")
+    if count is not None and count is not False:
+        wanted.logprobs = True
+        generate |= _logprobs(count if count is not True else 1, "logprobs")
+    if body.get("echo"):
+        wanted.echo = []
+    _rid(body, generate)
+    return generate, wanted
+
+
+def chat_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted, dict[str, Any]]:
+    """Turn a `/v1/chat/completions` body into a `/generate` one that still lacks its prompt.
+
+    Returns it, what was wanted, and the checked client body, for the template. Raises BadRequest.
+    """
+    body, wanted = _start(body, model, chat=True)
+    generate: dict[str, Any] = {"stream": wanted.stream, "sampling_params": _sampling(body)}
+    if (most := body.get("max_completion_tokens")) is not None:
+        generate["sampling_params"]["max_new_tokens"] = most
+    _response_format(body.get("response_format"), generate["sampling_params"])
+    if body.get("logprobs"):
+        wanted.logprobs = True
+        generate |= _logprobs(body.get("top_logprobs") or 0, "top_logprobs")
+    _rid(body, generate)
+    return generate, wanted, body
+
+
+class OpenAIStream:
+    """One prompt's chunks; usage is counted into `usage`, shared by a request's prompts."""
+
+    __slots__ = ("_chat", "_echo", "_head", "_index", "_logprobs", "_offset", "_tail", "usage")
+
+    def __init__(self, wanted: Wanted, index: int, usage: Usage) -> None:
+        self._chat = wanted.chat
+        self._index = index
+        self._logprobs = wanted.logprobs
+        self._offset = 0
+        self._echo = "" if wanted.echo is None else wanted.echo[index]
+        self.usage = usage
+        kind = b"chat.completion.chunk" if wanted.chat else b"text_completion"
+        self._head = b'data: {"id":"%b","object":"%b","created":%d,"model":%b,"choices":[{"index":%d,%b' % (
+            wanted.id.encode(),
+            kind,
+            wanted.created,
+            _encode(wanted.model),
+            index,
+            b'"delta":{"content":' if wanted.chat else b'"text":',
+        )
+        self._tail = b'}],"usage":null}\n\n' if wanted.usage else b"}]}\n\n"
+
+    def opening(self) -> bytes:
+        """Return a chat's first chunk, which carries the role."""
+        if not self._chat:
+            return b""
+        head = self._head.replace(b'"delta":{', b'"delta":{"role":"assistant",')
+        return b'%b""},"logprobs":null,"finish_reason":null%b' % (head, self._tail)
+
+    def delta(self, event: ChunkEvent) -> bytes:
+        """Render an event as a chunk."""
+        finish, close = event.finish, b"}" if self._chat else b""
+        text = event.text_utf8.decode()
+        if self._echo:
+            text, self._echo = self._echo + text, ""
+        logprobs = self._render_logprobs(event) if self._logprobs else b"null"
+        if finish is None:
+            return b'%b%b%b,"logprobs":%b,"finish_reason":null%b' % (
+                self._head,
+                _encode(text),
+                close,
+                logprobs,
+                self._tail,
+            )
+        self.usage.count(event)
+        return b'%b%b%b,"logprobs":%b,"finish_reason":%b,"matched_stop":%b%b' % (
+            self._head,
+            _encode(text),
+            close,
+            logprobs,
+            _encode(finish.type),
+            _encode(finish.matched),
+            self._tail,
+        )
+
+    def failure(self, error: Error) -> bytes:
+        """Render the request's failure."""
+        return failure_event(error, openai=True)
+
+    def _render_logprobs(self, event: ChunkEvent) -> bytes:
+        if self._chat:
+            return _encode(chat_logprobs(event.columns))
+        rendered = completion_logprobs(event.columns, self._offset)
+        self._offset += sum(map(len, rendered["tokens"]))
+        return _encode(rendered)
+
+
+class Usage:
+    """The tokens of a request's prompts together."""
+
+    def __init__(self) -> None:
+        self.prompt = 0
+        self.completion = 0
+
+    def count(self, last: ChunkEvent) -> None:
+        """Add a prompt's last event."""
+        self.prompt += last.prompt_tokens
+        self.completion += last.first + last.generated
+
+    def json(self) -> dict[str, int]:
+        """Return the object clients read."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+        }
+
+
+def usage_chunk(wanted: Wanted, usage: Usage) -> bytes:
+    """Render the chunk without choices that ends a stream whose client asked for usage."""
+    return b"data: %b\n\n" % _encode({**_envelope(wanted, stream=True), "choices": [], "usage": usage.json()})
+
+
+def render_whole(wanted: Wanted, events: Sequence[ChunkEvent]) -> bytes:
+    """Render a whole response, a choice for each prompt."""
+    usage = Usage()
+    choices = []
+    for index, event in enumerate(events):
+        usage.count(event)
+        finish = event.finish
+        text = event.text if wanted.echo is None else wanted.echo[index] + event.text
+        choice: dict[str, Any] = {"index": index}
+        if wanted.chat:
+            choice["message"] = {"role": "assistant", "content": text}
+            choice["logprobs"] = chat_logprobs(event.columns) if wanted.logprobs else None
+        else:
+            choice["text"] = text
+            choice["logprobs"] = completion_logprobs(event.columns, 0) if wanted.logprobs else None
+        choice["finish_reason"] = None if finish is None else finish.type
+        choice["matched_stop"] = None if finish is None else finish.matched
+        choices.append(choice)
+    return _encode({**_envelope(wanted, stream=False), "choices": choices, "usage": usage.json()})
+
+
+def _envelope(wanted: Wanted, stream: bool) -> dict[str, Any]:
+    kind = "text_completion" if not wanted.chat else "chat.completion.chunk" if stream else "chat.completion"
+    return {"id": wanted.id, "object": kind, "created": wanted.created, "model": wanted.model}
+
+
+def _start(body: Any, model: str, chat: bool) -> tuple[dict[str, Any], Wanted]:
+    if type(body) is not dict:
+        raise BadRequest("", f"the body must be a JSON object, got {show(body)}")
+    named = body.get("model")
+    if named is not None and type(named) is not str:
+        raise BadRequest("model", f"must be a string, got {show(named)}")
+    stream = body.get("stream")
+    if stream is not None and type(stream) is not bool:
+        raise BadRequest("stream", f"must be true or false, got {show(stream)}")
+    options = body.get("stream_options") or {}
+    if type(options) is not dict:
+        raise BadRequest("stream_options", f"must be an object, got {show(options)}")
+    return body, Wanted(chat, named or model, bool(stream), bool(options.get("include_usage")), False)
+
+
+def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    params = {ours: body[theirs] for theirs, ours in _SAMPLING.items() if body.get(theirs) is not None}
+    if body.get("max_tokens") is not None:
+        params["max_new_tokens"] = body["max_tokens"]
+    return params
+
+
+def _logprobs(count: Any, field: str) -> dict[str, Any]:
+    if type(count) is not int or not 0 <= count <= MAX_LOGPROBS:
+        raise BadRequest(field, f"must be an integer in [0, {MAX_LOGPROBS}], got {show(count)}")
+    return {"return_logprob": True, "top_logprobs_num": count, "return_text_in_logprobs": True}
+
+
+def _response_format(value: Any, params: dict[str, Any]) -> None:
+    if value is None:
+        return
+    kind = value.get("type") if type(value) is dict else None
+    if kind == "text":
+        return
+    if kind == "json_object":
+        params["json_schema"] = '{"type": "object"}'
+    elif kind == "json_schema" and type(value.get("json_schema")) is dict:
+        params["json_schema"] = _encode(value["json_schema"].get("schema", {})).decode()
+    else:
+        raise BadRequest(
+            "response_format", "must have type text, json_object, or json_schema with a json_schema"
+        )
+
+
+def _rid(body: Mapping[str, Any], generate: dict[str, Any]) -> None:
+    if body.get("rid") is not None:
+        generate["rid"] = body["rid"]

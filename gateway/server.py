@@ -1,0 +1,229 @@
+"""One gateway process: a front, the endpoints, a port, and an end that loses nobody's answer.
+
+SIGTERM drains: what runs is finished, what is new is refused with a 503, and the process ends when nothing
+runs any more or the time for it is over. SIGINT ends at once. Several processes share a port
+(SO_REUSEPORT); the kernel spreads the connections over them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from ..ring.errors import RingError
+from ..ring.process import die_with_parent
+from .app import App, Options
+from .backend import Backend, FrontBackend
+from .chat import ChatTemplate, NoTemplate
+from .connection import Connections
+from .front import Front
+from .limits import Limits
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 4096
+
+
+class ServerError(RuntimeError):
+    """The gateway cannot start; the message says why and what to do."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket bound to host and port that other gateway processes may share.
+
+    Raises:
+        ServerError: the address cannot be had.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise ServerError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+        sock.setblocking(False)
+        return sock
+    except OSError as error:
+        sock.close()
+        raise ServerError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"
+        ) from None
+
+
+class Server:
+    """The endpoints on one socket, in the running loop."""
+
+    def __init__(self, app: App, sock: socket.socket) -> None:
+        self.app = app
+        self._sock = sock
+        self.connections = Connections(app, app.limits)
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        port: int = self._sock.getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self.connections, sock=self._sock, backlog=BACKLOG)
+        self._sweeper = loop.create_task(self._sweep())
+
+    async def drain(self, seconds: float) -> bool:
+        """Refuse what is new and wait for what runs, at most `seconds`; True when all of it was finished."""
+        self.app.draining = True
+        self.connections.drain()
+        deadline = time.monotonic() + seconds
+        while not self.app.idle and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return self.app.idle
+
+    async def stop(self) -> None:
+        """Stop accepting and let go of everybody."""
+        assert self._server is not None
+        assert self._sweeper is not None
+        self._server.close()
+        self._sweeper.cancel()
+        self.app.close()
+        self.connections.drain()
+        deadline = time.monotonic() + 1.0
+        while self.connections.open and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        self.connections.abort()
+        await asyncio.sleep(0)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.connections.sweep()
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What `serve` needs besides the app."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    drain_s: float = 30.0
+
+
+async def serve(app: App, serving: Serving, ready: str = "") -> None:
+    """Serve until a signal. Prints `ready` and the address when it accepts."""
+    server = Server(app, listen(serving.host, serving.port))
+    await server.start()
+    draining = asyncio.Event()
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, draining.set)
+    loop.add_signal_handler(signal.SIGINT, ending.set)
+    print(f"{ready}http://{serving.host}:{server.port}", flush=True)
+    waits = [loop.create_task(draining.wait()), loop.create_task(ending.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    if draining.is_set() and not ending.is_set():
+        drain = loop.create_task(server.drain(serving.drain_s))
+        await asyncio.wait([drain, waits[1]], return_when=asyncio.FIRST_COMPLETED)
+        if not (drain.done() and drain.result()):
+            log.warning("stopping with %d prompts unfinished", app.live)
+        drain.cancel()
+    for wait in waits:
+        wait.cancel()
+    await server.stop()
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many connections open as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that a gateway process and `serve` share."""
+    limits = Limits()
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback only)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default 8000)")
+    parser.add_argument(
+        "--api-key",
+        default="",
+        help="what clients must send as a Bearer token; also OUTFEED_API_KEY, unseen by ps",
+    )
+    parser.add_argument(
+        "--incremental", action="store_true", help="/generate streams send deltas, not all the text so far"
+    )
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="jinja2 template (default: the tokenizer's own)"
+    )
+    parser.add_argument("--max-body-bytes", type=int, default=limits.body_bytes, metavar="N")
+    parser.add_argument(
+        "--max-requests", type=int, default=limits.requests, metavar="N", help="prompts at once"
+    )
+    parser.add_argument("--max-connections", type=int, default=limits.connections, metavar="N")
+    parser.add_argument(
+        "--drain-seconds", type=float, default=30.0, metavar="S", help="how long SIGTERM lets requests finish"
+    )
+
+
+def make_app(backend: Backend, tokenizer: str | Path, args: argparse.Namespace) -> App:
+    """Make the endpoints that the options describe.
+
+    Raises:
+        ServerError: an option cannot be used.
+    """
+    key = args.api_key or os.environ.get("OUTFEED_API_KEY", "")
+    try:
+        limits = Limits(
+            body_bytes=args.max_body_bytes, requests=args.max_requests, connections=args.max_connections
+        )
+        template = ChatTemplate.find(tokenizer, args.chat_template)
+    except (ValueError, NoTemplate) as error:
+        raise ServerError(str(error)) from None
+    return App(backend, Options(incremental=args.incremental, api_key=key), limits, template)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a gateway process until a signal."""
+    parser = argparse.ArgumentParser(prog="gateway", description="Serve an Outfeed instance over HTTP.")
+    parser.add_argument("--instance", required=True, help="the running instance to serve")
+    parser.add_argument("--reader", type=int, default=0, help="this process's reader number (default 0)")
+    add_gateway_arguments(parser)
+    parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    if args.die_with_parent:
+        die_with_parent(args.die_with_parent)
+    raise_file_limit()
+    try:
+        with Front.attach(args.instance, args.reader) as front:
+            app = make_app(FrontBackend(front), front.instance.config.tokenizer, args)
+            serving = Serving(args.host, args.port, args.drain_seconds)
+            ready = f"outfeed: gateway {args.reader} of {args.instance!r} serves on "
+            uvloop.run(serve(app, serving, ready))
+    except (ServerError, RingError, IndexError) as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

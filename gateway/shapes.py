@@ -1,0 +1,54 @@
+"""The JSON of errors, in the two shapes clients expect: `/generate`'s and OpenAI's.
+
+A message here was written for a client. What went wrong inside is logged, never sent.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+DONE: Final = b"data: [DONE]\n\n"
+
+_TYPES: Final = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    409: "ConflictError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+}
+
+
+def phrase(status: int) -> str:
+    """Return the reason phrase of an HTTP status; one nobody registered has none."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Client Closed Request" if status == 499 else ""
+
+
+def error_json(
+    status: int, message: str, openai: bool = False, index: int | None = None, param: str | None = None
+) -> bytes:
+    """Render an error as a response's body. `index`: the prompt of a batch that it is about."""
+    error: dict[str, Any]
+    if openai:
+        kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+        error = {"object": "error", "message": message, "type": kind, "param": param, "code": status}
+    else:
+        error = {"message": message, "code": status}
+    return msgspec.json.encode({"error": error} if index is None else {"error": error, "index": index})
+
+
+def sse(data: bytes) -> bytes:
+    """Frame one event of a stream."""
+    return b"data: %b\n\n" % data
+
+
+def http_status(status: int) -> int:
+    """Return `status` if it can stand as an error's HTTP status, else 500: a scheduler may write anything."""
+    return status if 400 <= status <= 599 else 500

@@ -1,0 +1,322 @@
+"""One connection: what it takes, in what order, for how long; and clients that mean no good."""
+
+import asyncio
+import json
+import socket
+import struct
+
+import pytest
+from outfeed.gateway.app import Options
+from outfeed.gateway.limits import Limits
+
+from .conftest import LIMIT_S, Raw, Running, Serve, eventually
+from .fake import Played
+
+SMALL = Limits(body_bytes=1000, head_bytes=2000, headers=20, pipelined=4)
+
+
+def answer_of(client: Raw) -> tuple[int, dict[str, object]]:
+    """The refusal a client reads before the server closes."""
+    got = client.rest()
+    head, _, body = got.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def test_a_connection_is_kept_and_its_requests_answered_in_order(serve: Serve) -> None:
+    running = serve(lambda played: played.end(f"<{played.rid}>"))
+    client = running.raw()
+    for number in range(3):
+        client.post("/generate", {"text": "x", "rid": f"r{number}"})
+    got = b""
+    for number in range(3):
+        got += client.until(f"<r{number}>".encode()) if f"<r{number}>".encode() not in got else b""
+    assert got.index(b"<r0>") < got.index(b"<r1>") < got.index(b"<r2>")
+    assert len(running.server.connections.open) == 1
+
+
+def test_a_long_pipeline_is_answered_whole(serve: Serve) -> None:
+    running = serve(limits=SMALL)
+    client = running.raw()
+    client.send(b"GET /health HTTP/1.1\r\n\r\n" * 999 + b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+    assert client.rest().count(b"HTTP/1.1 200 OK") == 1000
+
+
+def test_a_request_may_come_byte_by_byte(serve: Serve) -> None:
+    running = serve(lambda played: played.end("fine"))
+    client = running.raw()
+    client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    body = b'{"text": "x"}'
+    request = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    for at in range(len(request)):
+        client.send(request[at : at + 1])
+    assert b"200 OK" in client.until(b"fine")
+
+
+def test_chunked_bodies_and_expect_are_understood(serve: Serve) -> None:
+    running = serve(lambda played: played.end("fine"))
+    client = running.raw()
+    client.send(b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+    client.until(b"100 Continue\r\n\r\n")
+    client.send(b'5\r\n{"tex\r\n8\r\nt": "x"}\r\n0\r\n\r\n')
+    client.until(b"fine")
+
+
+def test_http_1_0_gets_its_stream_without_chunks(serve: Serve) -> None:
+    running = serve(lambda played: played.end("fine"))
+    client = running.raw()
+    body = b'{"text": "x", "stream": true}'
+    client.send(b"POST /generate HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    got = client.rest()
+    assert b"transfer-encoding" not in got
+    assert got.endswith(b"data: [DONE]\n\n")
+
+
+def test_an_offered_upgrade_is_passed_over(serve: Serve) -> None:
+    client = serve().raw()
+    client.send(b"GET /health HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n")
+    assert client.until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"POST /generate HTTP/1.1\r\ncontent-length: 1001\r\n\r\n", 413),
+        (b"POST /generate HTTP/1.1\r\ncontent-length: 99999999999999\r\n\r\n", 413),
+        (b"POST /generate HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001, 413),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1 + b"".join(b"h%d: 1\r\n" % i for i in range(21)), 431),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 2001, 431),
+        (b"GET /" + b"b" * 2001, 431),
+        (b"GET / HTTP/1.1\r\n" + b"a" * 2001, 431),
+        (b"nonsense\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00", 400),
+        (b"POST / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\na b: c\r\n\r\n", 400),
+    ],
+)
+def test_what_breaks_a_limit_or_the_protocol_is_refused_and_closed(
+    serve: Serve, request_bytes: bytes, status: int
+) -> None:
+    running = serve(limits=SMALL)
+    client = running.raw()
+    client.send(request_bytes)
+    got, body = answer_of(client)
+    assert got == status
+    assert body["error"]["code"] == status  # type: ignore[index]
+    client.close()
+    eventually(lambda: not running.server.connections.open, "closed")
+    assert running.backend.streams == []
+
+
+def test_a_body_up_to_the_limit_is_taken(serve: Serve) -> None:
+    running = serve(lambda played: played.end("fine"), limits=SMALL)
+    body = b'{"text": "x"' + b" " * 987 + b"}"
+    assert len(body) == 1000
+    assert running.ask("POST", "/generate", body).status == 200
+
+
+def test_a_refused_client_that_goes_on_sending_still_reads_why(serve: Serve) -> None:
+    running = serve(limits=SMALL)
+    client = running.raw()
+    client.send(b"POST /generate HTTP/1.1\r\ncontent-length: 5000000\r\n\r\n" + b"x" * 100_000)
+    client.send(b"x" * 100_000)
+    assert b" 413 " in client.rest().partition(b"\r\n")[0]
+
+
+def past(running: Running, what: str) -> None:
+    """Let the deadlines of every connection pass: the sweep sees them as a second would."""
+
+    async def sweep() -> None:
+        for connection in running.server.connections.open:
+            if connection.deadline != float("inf"):
+                connection.deadline = 0.0
+        running.server.connections.sweep()
+
+    running.call(sweep())
+
+
+def test_a_head_that_never_ends_is_a_408(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.send(b"GET / HTTP/1.1\r\nhost: x\r\n")
+    eventually(lambda: any(one._fed for one in running.server.connections.open), "head")
+    past(running, "head")
+    assert answer_of(client)[0] == 408
+
+
+def test_a_body_that_never_ends_is_a_408(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.send(b"POST /generate HTTP/1.1\r\ncontent-length: 10\r\n\r\n{")
+    eventually(lambda: any(one._request for one in running.server.connections.open), "body")
+    past(running, "body")
+    assert answer_of(client)[0] == 408
+
+
+def test_an_idle_connection_is_closed_without_a_word(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.send(b"GET /health HTTP/1.1\r\n\r\n")
+    client.until(b"\r\n\r\n")
+    past(running, "idle")
+    assert client.rest() == b""
+    silent = running.raw()
+    eventually(lambda: running.server.connections.open, "open")
+    past(running, "silent")
+    assert silent.rest() == b""
+
+
+def test_slow_clients_hold_no_one_else_up(serve: Serve) -> None:
+    running = serve(lambda played: played.end("fine"))
+    slow = [running.raw() for _ in range(300)]
+    for client in slow:
+        client.send(b"POST /generate HTTP/1.1\r\nx")
+    assert running.ask("POST", "/generate", {"text": "x"}).status == 200
+    eventually(lambda: len(running.server.connections.open) >= 300, "300 slow clients")
+    eventually(lambda: all(one._fed for one in running.server.connections.open), "heads")
+    past(running, "all")
+    eventually(lambda: all(one._lingering for one in running.server.connections.open), "refused")
+    past(running, "lingering")
+    eventually(lambda: not running.server.connections.open, "gone")
+
+
+def test_one_connection_too_many_is_a_503(serve: Serve) -> None:
+    running = serve(limits=Limits(connections=2))
+    first, second = running.raw(), running.raw()
+    eventually(lambda: len(running.server.connections.open) == 2, "two")
+    third = running.raw()
+    assert answer_of(third)[0] == 503
+    first.send(b"GET /health HTTP/1.1\r\n\r\n")
+    first.until(b"200 OK")
+    second.close()
+    third.close()
+    eventually(lambda: len(running.server.connections.open) == 1, "one")
+    assert running.ask("GET", "/health").status == 200
+
+
+def test_one_prompt_too_many_is_a_503(serve: Serve) -> None:
+    running = serve(limits=Limits(requests=2))
+    clients = [running.raw() for _ in range(2)]
+    for client in clients:
+        client.post("/generate", {"text": "x", "stream": True})
+    eventually(lambda: running.app.live == 2, "two")
+    answer = running.ask("POST", "/generate", {"text": "x"})
+    assert answer.status == 503
+    assert answer.headers["retry-after"] == "1"
+    running.stream(0).end("x")
+    clients[0].until(b"[DONE]")
+    running.backend.script = lambda played: played.end("y")
+    assert running.ask("POST", "/generate", {"text": "x"}).status == 200
+    running.stream(1).end("x")
+
+
+def reset(client: Raw) -> None:
+    """Leave without a goodbye."""
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.socket.close()
+
+
+@pytest.mark.parametrize("leave", [Raw.close, reset, lambda client: client.socket.shutdown(socket.SHUT_WR)])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_closes_its_streams_at_once(serve: Serve, leave: object, stream: bool) -> None:
+    running = serve()
+    client = running.raw()
+    client.post("/generate", {"text": ["x", "y"], "rid": ["a", "b"], "stream": stream})
+    running.stream(1).say("a")
+    leave(client)  # type: ignore[operator]
+    eventually(lambda: all(played.closed for played in running.backend.streams), "closed")
+    eventually(lambda: running.app.metrics.disconnects == 1, "counted")
+
+
+def test_two_hundred_clients_that_drop_close_two_hundred_streams(serve: Serve) -> None:
+    running = serve()
+    clients = [running.raw() for _ in range(200)]
+    for number, client in enumerate(clients):
+        client.post("/generate", {"text": "x", "rid": f"r{number}", "stream": True})
+    eventually(lambda: len(running.backend.streams) == 200, "200")
+    for played in running.backend.streams:
+        played.say("token")
+    for client in clients:
+        client.until(b"token")
+    for client in clients:
+        client.close()
+    eventually(lambda: all(played.closed for played in running.backend.streams), "closed")
+    eventually(lambda: running.app.live == 0, "none live")
+
+
+def test_a_client_that_does_not_read_leaves_its_tokens_merged_in_the_sink(serve: Serve) -> None:
+    running = serve(options=Options(incremental=True), limits=Limits(write_bytes=4096))
+    client = running.raw()
+    client.post("/generate", {"text": "x", "stream": True, "rid": "slow"})
+    played = running.stream()
+    connection = next(iter(running.server.connections.open))
+    sent = 0
+    while not connection.paused:
+        played.say("x" * 100_000)
+        sent += 1
+        eventually(lambda: connection.paused or not played.source._channel.fresh, "taken or held")
+    for _ in range(200):
+        played.say("y")
+    assert played.source.statistics().merged > 100
+    assert running.app.metrics.events <= sent
+    played.end("z")
+    got = client.until(b"[DONE]")
+    assert b"y" * 100 in got
+    assert b"z" in got
+
+
+def test_a_client_that_reads_nothing_for_too_long_is_cut_off(serve: Serve) -> None:
+    running = serve(options=Options(incremental=True), limits=Limits(write_bytes=1024))
+    client = running.raw()
+    client.post("/generate", {"text": "x", "stream": True})
+    played = running.stream()
+    connection = next(iter(running.server.connections.open))
+    while not connection.paused:
+        played.say("x" * 100_000)
+        eventually(lambda: connection.paused or not played.source._channel.fresh, "taken or held")
+    past(running, "stalled")
+    eventually(lambda: played.closed, "closed")
+    eventually(lambda: not running.server.connections.open, "cut off")
+
+
+def test_a_drain_finishes_what_runs_and_refuses_what_is_new(serve: Serve) -> None:
+    running = serve()
+    streaming, idle, late = running.raw(), running.raw(), running.raw()
+    streaming.post("/generate", {"text": "x", "stream": True})
+    played: Played = running.stream()
+    played.say("before")
+    streaming.until(b"before")
+    idle.send(b"GET /health HTTP/1.1\r\n\r\n")
+    idle.until(b"\r\n\r\n")
+    late.send(b"POST /gen")
+    eventually(lambda: any(one._fed for one in running.server.connections.open), "late")
+    drained = asyncio.run_coroutine_threadsafe(running.server.drain(LIMIT_S), running.loop)
+    assert idle.rest() == b""
+    eventually(lambda: running.app.draining, "draining")
+    assert running.ask("GET", "/health").status == 503
+    refused = running.ask("POST", "/generate", {"text": "x"})
+    assert refused.status == 503
+    assert refused.headers["connection"] == "close"
+    assert "draining" in refused.json["error"]["message"]
+    late.send(b'erate HTTP/1.1\r\ncontent-length: 13\r\n\r\n{"text": "x"}')
+    assert b" 503 " in late.rest()
+    assert not drained.done()
+    played.end("after")
+    assert b"after" in streaming.until(b"[DONE]")
+    assert drained.result(LIMIT_S) is True
+
+
+def test_a_stop_ends_what_runs(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.post("/generate", {"text": "x", "stream": True})
+    played = running.stream()
+    running.call(running.server.drain(0.0))
+    running.call(running.server.stop())
+    assert played.closed
+
+
+def test_limits_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="body_bytes"):
+        Limits(body_bytes=0)

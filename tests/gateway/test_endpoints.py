@@ -1,0 +1,136 @@
+"""Health, models, information, metrics, aborts, the key, and what there is not."""
+
+import re
+
+import pytest
+from outfeed.gateway.app import Options
+from outfeed.ingress.errors import Unavailable
+
+from .conftest import Serve, eventually
+
+
+def test_health_says_what_is_wrong(serve: Serve) -> None:
+    running = serve()
+    assert running.ask("GET", "/health").status == 200
+    running.backend.why = "detokenizer shard 1 has died"
+    answer = running.ask("GET", "/health")
+    assert answer.status == 503
+    assert "shard 1 has died" in answer.json["error"]["message"]
+
+
+def test_health_generate_is_a_round_trip(serve: Serve) -> None:
+    running = serve(lambda played: played.end("x"))
+    assert running.ask("GET", "/health_generate").status == 200
+    assert running.stream().closed
+    running.backend.script = lambda played: played.fail(503, "the scheduler is gone")
+    answer = running.ask("GET", "/health_generate")
+    assert answer.status == 503
+    assert "the scheduler is gone" in answer.json["error"]["message"]
+    running.backend.refuse = Unavailable("no scheduler is attached")
+    assert running.ask("GET", "/health_generate").status == 503
+
+
+def test_models_and_server_info(serve: Serve) -> None:
+    running = serve()
+    models = running.ask("GET", "/v1/models").json
+    assert models["object"] == "list"
+    assert models["data"][0]["id"] == "fake"
+    assert models["data"][0]["object"] == "model"
+    assert models["data"][0]["max_model_len"] == 4096
+    info = running.ask("GET", "/server_info").json
+    assert info["model"] == "fake"
+    assert info["instance"] == {"instance": "fake"}
+    assert info["limits"]["body_bytes"] > 0
+
+
+def test_an_abort_ends_the_stream_it_names(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.post("/generate", {"text": "x", "rid": "mine", "stream": True})
+    running.stream().say("a")
+    client.until(b"}\n\n")
+    answer = running.ask("POST", "/abort_request", {"rid": "mine"})
+    assert answer.status == 200
+    assert running.backend.aborted == ["mine"]
+    assert b'"code":499' in client.until(b"[DONE]")
+
+
+def test_an_abort_of_nobody_is_passed_on_and_fine(serve: Serve) -> None:
+    running = serve()
+    passed: list[str] = []
+    running.app.abort_elsewhere = passed.append
+    assert running.ask("POST", "/abort_request", {"rid": "other"}).status == 200
+    assert passed == ["other"]
+    assert running.ask("POST", "/abort_request", {}).status == 400
+    assert running.ask("POST", "/abort_request", {"rid": 5}).status == 400
+    assert running.ask("POST", "/abort_request", {"rid": ""}).status == 400
+
+
+def test_metrics_are_prometheus_text(serve: Serve) -> None:
+    def three(played: object) -> None:
+        played.say("a", "b")  # type: ignore[attr-defined]
+        played.end("c")  # type: ignore[attr-defined]
+
+    running = serve(three)
+    running.ask("POST", "/generate", {"text": "x", "stream": True})
+    running.ask("POST", "/generate", {"text": "x", "bogus": 1})
+    running.ask("GET", "/nothing")
+    eventually(lambda: running.app.idle, "idle")
+    answer = running.ask("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    text = answer.body.decode()
+    values = dict(re.findall(r"^(outfeed_[^ #]+) (\S+)$", text, re.M))
+    assert values["outfeed_time_to_first_token_seconds_count"] == "1"
+    assert values["outfeed_generated_tokens_total"] == "3"
+    assert values["outfeed_prompt_tokens_total"] == "3"
+    assert values['outfeed_http_responses_total{endpoint="/generate",status="200"}'] == "1"
+    assert values['outfeed_http_responses_total{endpoint="/generate",status="400"}'] == "1"
+    assert values['outfeed_http_responses_total{endpoint="other",status="404"}'] == "1"
+    for name in ("inter_token_latency_seconds_bucket", "live_streams", "ring_depth_bytes", "restarts_total"):
+        assert f"outfeed_{name}" in text
+    families = re.findall(r"^# TYPE (\S+)", text, re.M)
+    assert len(families) == len(set(families))
+
+
+def test_histogram_buckets_add_up(serve: Serve) -> None:
+    histogram = serve().app.metrics.between_tokens
+    for value, times in ((0.0, 3), (1e-5, 1), (0.3, 2), (1000.0, 1)):
+        histogram.observe(value, times)
+    counts = [int(line.rsplit(" ", 1)[1]) for line in histogram.lines() if "_bucket" in line]
+    assert counts == sorted(counts)
+    assert counts[0] == 4
+    assert counts[-1] == 7
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/generate/more", "/%2e%2e/etc/passwd"])
+def test_what_is_not_there_is_a_404(serve: Serve, path: str) -> None:
+    answer = serve().ask("GET", path)
+    assert answer.status == 404
+    assert answer.json["error"]["code"] == 404
+
+
+def test_the_wrong_method_is_a_405(serve: Serve) -> None:
+    running = serve()
+    assert running.ask("GET", "/generate").headers["allow"] == "POST"
+    assert running.ask("POST", "/health", {}).status == 405
+    assert running.ask("HEAD", "/health").status == 200
+    assert running.ask("HEAD", "/v1/models").body == b""
+
+
+def test_the_api_key_guards_everything_but_health(serve: Serve) -> None:
+    running = serve(lambda played: played.end("x"), options=Options(api_key="s3cret"))
+    assert running.ask("GET", "/health").status == 200
+    for path in ("/v1/models", "/server_info", "/metrics", "/health_generate"):
+        assert running.ask("GET", path).status == 401
+    body = {"text": "x"}
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "s3cret"},
+        {"Authorization": "Bearer "},
+    ):
+        answer = running.ask("POST", "/generate", body, headers)
+        assert answer.status == 401
+        assert "www-authenticate" in answer.headers
+    assert running.backend.streams == []
+    assert running.ask("POST", "/generate", body, {"Authorization": "Bearer s3cret"}).status == 200

@@ -1,0 +1,199 @@
+"""`/generate`: the reference's shapes, whole and streamed, single and batched, right and wrong."""
+
+import itertools
+
+import pytest
+from outfeed.gateway.app import Options
+from outfeed.ring.finish import FinishReason
+
+from .conftest import Serve
+from .fake import Played
+
+
+def hello(played: Played) -> None:
+    played.say("Hel", 'lo "wörld"\n', "🙂")
+    played.end("!", FinishReason.stop("!"))
+
+
+def ask(**more: object) -> dict[str, object]:
+    return {"text": "hi", "rid": "r1", "sampling_params": {"max_new_tokens": 4}, **more}
+
+
+def test_a_whole_answer_has_the_reference_shape(serve: Serve) -> None:
+    answer = serve(hello).ask("POST", "/generate", ask())
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json
+    assert body["text"] == 'Hello "wörld"\n🙂!'
+    assert body["output_ids"] == [100, 101, 102, 103]
+    meta = body["meta_info"]
+    assert meta.pop("e2e_latency") > 0
+    assert meta == {
+        "id": "r1",
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "finish_reason": {"type": "stop", "matched": "!"},
+    }
+
+
+def test_a_stream_is_cumulative_unless_the_server_is_incremental(serve: Serve) -> None:
+    cumulative = serve(hello).ask("POST", "/generate", ask(stream=True))
+    assert cumulative.headers["content-type"] == "text/event-stream"
+    *events, done = cumulative.events
+    assert done == "[DONE]"
+    assert events[-1]["text"] == 'Hello "wörld"\n🙂!'
+    assert events[-1]["output_ids"] == [100, 101, 102, 103]
+    for before, after in itertools.pairwise(events):
+        assert after["text"].startswith(before["text"])
+    *events, done = (
+        serve(hello, options=Options(incremental=True)).ask("POST", "/generate", ask(stream=True)).events
+    )
+    assert "".join(event["text"] for event in events) == 'Hello "wörld"\n🙂!'
+    assert [one for event in events for one in event["output_ids"]] == [100, 101, 102, 103]
+    assert events[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": "!"}
+    assert events[-1]["meta_info"]["completion_tokens"] == 4
+    assert events[-1]["meta_info"]["e2e_latency"] > 0
+
+
+def test_each_token_is_its_own_event_for_a_client_that_keeps_up(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.post("/generate", ask(stream=True))
+    played = running.stream()
+    for number in range(5):
+        played.say(f"t{number}")
+        assert f'"completion_tokens":{number + 1},'.encode() in client.until(b"}\n\n")
+    played.end("")
+    client.until(b"[DONE]")
+
+
+def test_a_batch_is_answered_in_its_order_or_by_index(serve: Serve) -> None:
+    running = serve()
+    running.backend.script = lambda played: played.end(f"answer to {played.prompt.text}")
+    body = {"text": ["one", "two", "three"], "rid": ["a", "b", "c"]}
+    answers = running.ask("POST", "/generate", body).json
+    assert [one["text"] for one in answers] == ["answer to one", "answer to two", "answer to three"]
+    assert [one["meta_info"]["id"] for one in answers] == ["a", "b", "c"]
+    *events, done = running.ask("POST", "/generate", {**body, "stream": True}).events
+    assert done == "[DONE]"
+    assert {event["index"]: event["text"] for event in events} == {
+        0: "answer to one",
+        1: "answer to two",
+        2: "answer to three",
+    }
+
+
+def test_a_batch_of_one_is_still_a_list(serve: Serve) -> None:
+    running = serve(lambda played: played.end("x"))
+    assert [one["text"] for one in running.ask("POST", "/generate", {"input_ids": [[1, 2]]}).json] == ["x"]
+    assert running.ask("POST", "/generate", {"input_ids": [1, 2]}).json["text"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"{", "JSON"),
+        (b'{"text": "x", "bogus": 1}', "bogus"),
+        (b'{"text": "x", "sampling_params": {"top_p": 5}}', "top_p"),
+        (b'{"text": "x", "sampling_params": {"temperature": NaN}}', "temperature"),
+        (b'{"text": "x", "stream": "yes"}', "stream"),
+        (b"[1, 2]", "object"),
+        (b'"' + b"[" * 100_000, "JSON"),
+        (b"\xff\xfe", "JSON"),
+        (b"", "JSON"),
+    ],
+)
+def test_a_bad_request_is_a_400_that_names_what_is_wrong(serve: Serve, body: bytes, field: str) -> None:
+    answer = serve(hello).ask("POST", "/generate", body)
+    assert answer.status == 400
+    assert set(answer.json) == {"error"}
+    assert set(answer.json["error"]) == {"message", "code"}
+    assert answer.json["error"]["code"] == 400
+    assert field in answer.json["error"]["message"]
+
+
+def test_a_rid_in_use_is_a_409(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.post("/generate", ask(stream=True))
+    played = running.stream()
+    assert running.ask("POST", "/generate", ask()).status == 409
+    played.end("x")
+    client.until(b"[DONE]")
+
+
+def test_a_failure_is_the_status_of_a_whole_answer(serve: Serve) -> None:
+    def fails(played: Played) -> None:
+        played.say("half")
+        played.fail(503, "the scheduler is gone")
+
+    answer = serve(fails).ask("POST", "/generate", ask())
+    assert answer.status == 503
+    assert answer.json == {"error": {"message": "the scheduler is gone", "code": 503}}
+
+
+def test_a_failure_in_a_stream_is_one_event_and_the_end(serve: Serve) -> None:
+    def fails(played: Played) -> None:
+        played.say("half")
+        played.fail(500, "lost")
+
+    first, *rest = serve(fails).ask("POST", "/generate", ask(stream=True)).events
+    assert first["text"] == "half"
+    assert rest == [{"error": {"message": "lost", "code": 500}}, "[DONE]"]
+
+
+def test_an_abort_with_a_status_is_an_error_and_one_without_is_an_end(serve: Serve) -> None:
+    with_status = FinishReason.abort("too long", 422, "BadRequest")
+    running = serve(lambda played: played.end("", with_status))
+    assert running.ask("POST", "/generate", ask()).json == {"error": {"message": "too long", "code": 422}}
+    assert running.ask("POST", "/generate", ask(stream=True)).events[-2:] == [
+        {"error": {"message": "too long", "code": 422}},
+        "[DONE]",
+    ]
+    running.backend.script = lambda played: played.end("so far", FinishReason.abort("stopped"))
+    answer = running.ask("POST", "/generate", ask())
+    assert answer.status == 200
+    assert answer.json["meta_info"]["finish_reason"] == {
+        "type": "abort",
+        "message": "stopped",
+        "status_code": None,
+        "err_type": None,
+    }
+
+
+def test_a_failed_prompt_fails_a_whole_batch_and_aborts_the_rest(serve: Serve) -> None:
+    def first_fails(played: Played) -> None:
+        if played.rid == "a":
+            played.fail(400, "no")
+
+    running = serve(first_fails)
+    answer = running.ask("POST", "/generate", {"text": ["x", "y"], "rid": ["a", "b"]})
+    assert answer.status == 400
+    assert all(played.closed for played in running.backend.streams)
+
+
+def test_in_a_streamed_batch_a_failed_prompt_leaves_the_others_be(serve: Serve) -> None:
+    def first_fails(played: Played) -> None:
+        if played.rid == "a":
+            played.fail(500, "no")
+        else:
+            played.end("fine")
+
+    events = (
+        serve(first_fails)
+        .ask("POST", "/generate", {"text": ["x", "y"], "rid": ["a", "b"], "stream": True})
+        .events
+    )
+    assert events[-1] == "[DONE]"
+    assert {event["index"] for event in events[:-1]} == {0, 1}
+    assert [event["text"] for event in events[:-1] if "text" in event] == ["fine"]
+    assert [event["error"]["code"] for event in events[:-1] if "error" in event] == [500]
+
+
+def test_what_fails_inside_is_a_500_without_a_trace(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    running = serve(hello, refuse=RuntimeError("secret detail"))
+    answer = running.ask("POST", "/generate", ask())
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert b"Traceback" not in answer.body
+    assert "secret detail" in caplog.text

@@ -1,0 +1,288 @@
+"""OpenAI's endpoints, by hand and through the official client."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+from outfeed.gateway.chat import ChatTemplate, NoTemplate
+from outfeed.ring.finish import FinishReason
+from outfeed.sink.columns import Columns, Flat, Ragged
+
+from .conftest import Running, Serve
+from .fake import Played
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def three(played: Played) -> None:
+    played.say("one ", "two ")
+    played.end("three", FinishReason.stop("three"))
+
+
+@pytest.fixture
+def running(serve: Serve) -> Running:
+    return serve(three, template=TEMPLATE)
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=0
+    ) as client:
+        yield client
+
+
+def test_the_official_client_completes(client: openai.OpenAI) -> None:
+    done = client.completions.create(model="m", prompt="say", max_tokens=5)
+    assert done.choices[0].text == "one two three"
+    assert done.choices[0].finish_reason == "stop"
+    assert done.model == "m"
+    assert done.usage is not None
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (3, 3, 6)
+
+
+def test_the_official_client_streams_a_completion(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.completions.create(
+            model="m", prompt="say", stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "one two three"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 6
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_the_official_client_chats(client: openai.OpenAI, running: Running) -> None:
+    done = client.chat.completions.create(
+        model="m",
+        messages=[
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]},
+        ],
+    )
+    assert done.object == "chat.completion"
+    assert done.choices[0].message.role == "assistant"
+    assert done.choices[0].message.content == "one two three"
+    assert done.choices[0].finish_reason == "stop"
+    prompt = "".join(map(chr, running.stream().prompt.ids))
+    assert prompt == "<system>be brief\n<user>hi\nthere\n<assistant>"
+
+
+def test_the_official_client_streams_a_chat(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert (
+        "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "one two three"
+    )
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason] == [
+        "stop"
+    ]
+    assert chunks[-1].usage is not None
+    assert all(chunk.object == "chat.completion.chunk" for chunk in chunks)
+
+
+def test_the_official_client_sees_errors_as_its_own(client: openai.OpenAI, running: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="top_p") as caught:
+        client.completions.create(model="m", prompt="x", top_p=7, stream=True)
+    assert caught.value.param == "top_p"
+    assert caught.value.type == "BadRequestError"
+    running.backend.script = lambda played: played.fail(503, "gone")
+    with pytest.raises(openai.InternalServerError, match="gone"):
+        client.completions.create(model="m", prompt="x")
+    with pytest.raises(openai.APIError, match="gone"):
+        list(client.completions.create(model="m", prompt="x", stream=True))
+
+
+def test_parameters_reach_the_sampling_parameters(client: openai.OpenAI, running: Running) -> None:
+    client.completions.create(
+        model="m",
+        prompt="x",
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        stop=["END"],
+        seed=3,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        logit_bias={"5": 1},
+        extra_body={"top_k": 4, "min_tokens": 2, "unknown_extension": 1},
+    )
+    params = running.stream().prompt.params
+    assert params.max_new_tokens == 7
+    assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.9, 4)
+    assert params.stop_strs == ["END"]
+    assert (params.sampling_seed, params.min_new_tokens) == (3, 2)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.1, 0.2)
+    assert params.logit_bias == {"5": 1.0}
+    client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "x"}], max_completion_tokens=9
+    )
+    assert running.stream(1).prompt.params.max_new_tokens == 9
+    client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "x"}], response_format={"type": "json_object"}
+    )
+    assert json.loads(running.stream(2).prompt.params.json_schema) == {"type": "object"}
+
+
+def test_prompts_may_be_many_or_ids_and_echoed(client: openai.OpenAI) -> None:
+    many = client.completions.create(model="m", prompt=["a", "b"], echo=True)
+    assert [(choice.index, choice.text) for choice in many.choices] == [
+        (0, "aone two three"),
+        (1, "bone two three"),
+    ]
+    assert many.usage is not None
+    assert many.usage.total_tokens == 12
+    ids = client.completions.create(model="m", prompt=[72, 105], echo=True)
+    assert ids.choices[0].text == "Hione two three"
+    chunks = list(client.completions.create(model="m", prompt=["a", "b"], echo=True, stream=True))
+    texts = ["", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == ["aone two three", "bone two three"]
+
+
+def logprobs(played: Played) -> None:
+    def packed(kind: str, *values: float) -> bytes:
+        return np.array(values, dtype=kind).tobytes()
+
+    columns = Columns(
+        output_logprobs=Flat(packed("<f4", -0.5), packed("<i4", 7)),
+        output_top_logprobs=Ragged(packed("<u4", 2), packed("<f4", -0.5, -1.5), packed("<i4", 7, 8)),
+        texts={7: "é", 8: "b"},
+    )
+    played.say("é", columns=columns)
+    played.end("")
+
+
+def test_log_probabilities_come_in_each_endpoints_shape(client: openai.OpenAI, running: Running) -> None:
+    running.backend.script = logprobs
+    done = client.completions.create(model="m", prompt="x", logprobs=2)
+    options = running.stream().prompt.logprobs
+    assert (options.return_logprob, options.top_logprobs_num, options.return_text_in_logprobs) == (
+        True,
+        2,
+        True,
+    )
+    found = done.choices[0].logprobs
+    assert found is not None
+    assert found.tokens == ["é"]
+    assert found.token_logprobs == [-0.5]
+    assert found.top_logprobs == [{"é": -0.5, "b": -1.5}]
+    assert found.text_offset == [0]
+    chat = client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2
+    )
+    assert chat.choices[0].logprobs is not None
+    assert chat.choices[0].logprobs.content is not None
+    (entry,) = chat.choices[0].logprobs.content
+    assert (entry.token, entry.logprob, entry.bytes) == ("é", -0.5, [0xC3, 0xA9])
+    assert [top.token for top in entry.top_logprobs] == ["é", "b"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("completions", {"model": "m"}, "prompt"),
+        ("completions", {"prompt": 5}, "text" if False else "input_ids"),
+        ("completions", {"prompt": "x", "max_tokens": -2}, "max_new_tokens"),
+        ("completions", {"prompt": "x", "n": 2}, "n"),
+        ("completions", {"prompt": "x", "logprobs": 1000}, "logprobs"),
+        ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("completions", {"prompt": "x", "stream": "yes"}, "stream"),
+        ("completions", {"prompt": [["x"]], "echo": True}, "echo"),
+        ("completions", [], "object"),
+        ("chat/completions", {}, "messages"),
+        ("chat/completions", {"messages": []}, "messages"),
+        ("chat/completions", {"messages": ["hi"]}, "messages[0]"),
+        ("chat/completions", {"messages": [{"content": "x"}]}, "role"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "content[0]",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "u", "content": "x"}], "response_format": {}},
+            "response_format",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "u", "content": "x"}], "chat_template_kwargs": {"messages": 1}},
+            "chat_template_kwargs",
+        ),
+    ],
+)
+def test_what_is_wrong_is_a_400_in_openais_shape(
+    running: Running, path: str, body: object, field: str
+) -> None:
+    answer = running.ask("POST", f"/v1/{path}", body)
+    assert answer.status == 400
+    error = answer.json["error"]
+    assert set(error) == {"object", "message", "type", "param", "code"}
+    assert field in error["message"]
+    assert running.backend.streams == []
+
+
+def test_a_model_without_a_template_says_so(serve: Serve) -> None:
+    answer = serve().ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+    assert answer.status == 400
+    assert "chat template" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ messages[0].nothing.more }}", "nothing"),
+        ("{{ 1 / messages[0].content|length - 1 + 'x' }}", "template"),
+    ],
+)
+def test_a_template_that_refuses_or_misbehaves_is_a_400(serve: Serve, template: str, what: str) -> None:
+    running = serve(template=template)
+    answer = running.ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+    assert answer.status == 400
+    assert what in answer.json["error"]["message"]
+
+
+def test_templates_are_found_beside_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    config = tmp_path / "tokenizer_config.json"
+    messages = [{"role": "user", "content": "ü"}]
+    assert ChatTemplate.find(tokenizer) is None
+    config.write_text(json.dumps({"bos_token": {"content": "<s>"}, "chat_template": TEMPLATE}))
+    found = ChatTemplate.find(tokenizer)
+    assert found is not None
+    assert found.render(messages) == "<s><user>ü\n<assistant>"
+    config.write_text(
+        json.dumps({"chat_template": [{"name": "default", "template": "{{ messages|tojson }}"}]})
+    )
+    found = ChatTemplate.find(tokenizer)
+    assert found is not None
+    assert json.loads(found.render(messages)) == messages
+    (tmp_path / "chat_template.jinja").write_text("file")
+    found = ChatTemplate.find(tokenizer)
+    assert found is not None
+    assert found.render(messages) == "file"
+    with pytest.raises(NoTemplate, match="no template"):
+        ChatTemplate("{% if %}")
+    with pytest.raises(NoTemplate, match="cannot read"):
+        ChatTemplate.find(tokenizer, tmp_path / "missing")
