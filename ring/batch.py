@@ -198,6 +198,21 @@ def step_header(
     return _encode_header((VERSION, stamp_ns, rows, tokens, endings, None, (), None))
 
 
+def egress_header(
+    stamp_ns: int,
+    rows: int,
+    tokens: int,
+    text_bytes: int,
+    finishes: Iterable[tuple[int, FinishReason]] = (),
+    ended: Sequence[int] = (),
+) -> bytes:
+    """Return the header of an egress form without families, for whoever writes its columns in C itself."""
+    endings = [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
+    if ended:
+        return _encode_header((VERSION, stamp_ns, rows, tokens, endings, text_bytes, (), None, ended))
+    return _encode_header((VERSION, stamp_ns, rows, tokens, endings, text_bytes, (), None))
+
+
 def encode_batch(
     stamp_ns: int,
     routes: U64,

@@ -175,10 +175,13 @@ def _step(
         np.array([token for begin, end in spans for token in case.ids[begin:end]], dtype=np.int32),
         [(row, FinishReason.length(end)) for row, (_, end) in enumerate(spans) if end == len(case.ids)],
     )
-    decoded = decoder.decode(batch, 0, 0)
-    text, at = bytes(decoded.text), 0
-    for row, size in zip(decoded.source.tolist(), decoded.text_lens.tolist(), strict=True):
-        texts[rows[row][0]] += text[at : at + size]
+    # Every row is known and comes out, in order.
+    decoded = decoder.decode(batch, 0, 0).rows.batch()
+    assert decoded.text is not None
+    assert decoded.text_lens is not None
+    at = 0
+    for (place, _, _), size in zip(rows, decoded.text_lens.tolist(), strict=True):
+        texts[place] += decoded.text[at : at + size]
         at += size
 
 

@@ -8,88 +8,26 @@ Knows Batch and the registration messages; must not know rings or processes.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from ..ring.batch import I32, U32, U64, Batch
-from ..ring.families import Families, TokenTexts, wanted_ids
+from ..ring.batch import Batch
+from ..ring.families import TokenTexts, wanted_ids
 from ..ring.finish import FinishReason
 from ..ring.frames import DecodeOptions, Register, Restore
-from ..ring.route import MAX_READERS, MAX_SHARDS, READER_SHIFT, SHARD_SHIFT
+from ..ring.route import reader_of, shard_of
 from . import kernel
+from .decoded import Decoded
 from .fallback import TextStream, TokenizerText
-from .kernel import Failure, Finish, Kernel, Ready, Step
+from .kernel import Columns, Failure, Finish, Kernel, Ready, Step
 from .patterns import PatternWatch
 from .table import TokenTable, load_tokenizer
 
-SHARD_MASK = (MAX_SHARDS - 1) << SHARD_SHIFT
-READER_MASK = (MAX_READERS - 1) << READER_SHIFT
 MAX_I32 = (1 << 31) - 1
 # Texts of single tokens that are kept for the next row that asks.
 TOKEN_TEXTS = 1 << 16
-
-Columns = tuple[U64, U32, U32, U32, I32]
-
-
-@dataclass(slots=True)
-class Decoded:
-    """The rows of one reader, as its egress frame wants them; columns as in Batch's egress form.
-
-    Arrays and text are valid until the decoder's next call.
-    """
-
-    rows: int
-    stamp_ns: int
-    routes: U64
-    first: U32
-    counts: U32
-    prompt_tokens: U32
-    ids: I32
-    finishes: list[tuple[int, FinishReason]]
-    generated: U32
-    text_lens: U32
-    text: bytes | memoryview
-    source: U32
-    """Each row's row in the step."""
-    families: Families = ()
-    texts: TokenTexts | None = None
-    ended: list[int] = field(default_factory=list)
-    """Rows that this shard ended at a stop: the scheduler does not know, and is still at work on them."""
-    failures: list[Failure] = field(default_factory=list)
-
-    def halves(self) -> "list[Decoded]":
-        """Split the rows in two, for a lane that cannot take them in one frame; failures stay behind."""
-        middle = self.rows // 2
-        return [self._part(0, middle), self._part(middle, self.rows)]
-
-    def _part(self, begin: int, end: int) -> "Decoded":
-        ids, texts = (np.concatenate(([0], np.cumsum(lens))) for lens in (self.counts, self.text_lens))
-        place = np.full(self.rows, -1, dtype=np.intp)
-        place[begin:end] = np.arange(end - begin)
-        token_texts = self.texts
-        if token_texts is not None:
-            asked = token_texts.rows[(token_texts.rows >= begin) & (token_texts.rows < end)] - begin
-            token_texts = (
-                TokenTexts(asked, token_texts.ids, token_texts.lens, token_texts.text) if len(asked) else None
-            )
-        return Decoded(
-            end - begin,
-            self.stamp_ns,
-            self.routes[begin:end],
-            self.first[begin:end],
-            self.counts[begin:end],
-            self.prompt_tokens[begin:end],
-            self.ids[int(ids[begin]) : int(ids[end])],
-            [(row - begin, reason) for row, reason in self.finishes if begin <= row < end],
-            self.generated[begin:end],
-            self.text_lens[begin:end],
-            memoryview(self.text)[int(texts[begin]) : int(texts[end])],
-            self.source[begin:end],
-            [None if family is None else family.select(place) for family in self.families],
-            token_texts,
-            [row - begin for row in self.ended if begin <= row < end],
-        )
 
 
 @dataclass(slots=True)
@@ -170,51 +108,33 @@ class Decoder:
         """Let nothing more come out of a request; its registration stays until it is forgotten."""
         self._kernel.end(route)
 
-    def readers(self, batch: Batch, shard: int) -> list[int]:
-        """Return the readers that have rows of this shard in a step."""
-        if batch.rows == 0:
-            return []
-        return self._kernel.readers(batch.routes, SHARD_MASK, shard << SHARD_SHIFT)
-
-    def decode(self, batch: Batch, shard: int, reader: int) -> Decoded:
+    def decode(self, batch: Batch, shard: int, reader: int) -> "Outcome":
         """Decode the rows of this shard and reader; rows of unknown requests and doubled rows are dropped.
 
         A row that does not follow the one before it fails its request: it is in `failures`, not in the rows.
         """
-        mask, want = SHARD_MASK | READER_MASK, shard << SHARD_SHIFT | reader << READER_SHIFT
         columns = (batch.routes, batch.first, batch.counts, batch.prompt_tokens, batch.ids)
-        finishes = _finishes(batch, mask, want) if batch.finishes else []
-        ready = self._make_text(columns, mask, want, finishes) if self._tokenizer else None
-        step = self._kernel.decode(columns, mask, want, finishes, ready, bool(self._watches))
-        decoded = Decoded(
-            step.rows,
-            batch.stamp_ns,
-            step.routes,
-            step.first,
-            step.counts,
-            step.prompt_tokens,
-            step.ids,
-            _reasons(batch.finishes, step) if finishes else [],
-            step.generated,
-            step.text_lens,
-            step.text,
-            step.source,
-            failures=step.failures,
-        )
-        for row, pattern in step.stops:
-            self._stopped(decoded, row, self._detecting[int(step.routes[row])][pattern])
+        finishes = _finishes(batch, shard, reader) if batch.finishes else []
+        ready = self._make_text(columns, shard, reader, finishes) if self._tokenizer else None
+        step = self._kernel.decode(columns, shard, reader, finishes, ready, bool(self._watches))
+        rows = Decoded(step, batch.stamp_ns, _reasons(batch.finishes, step) if finishes else [])
+        if step.stop_count:
+            for row, pattern in step.stops:
+                rows.stop(row, self._detecting[int(step.routes[row])][pattern])
         if self._watches:
-            self._watch(decoded, step)
+            self._watch(rows, step)
         if batch.families:
-            self._add_families(decoded, batch)
+            self._add_families(rows.batch(), step, batch)
         counted = self.statistics
         counted.rows += step.rows
-        counted.tokens += len(step.ids)
+        counted.tokens += step.tokens
+        counted.ended += len(rows.finishes)
+        counted.stopped += len(rows.ended)
         counted.unknown += step.unknown
         counted.doubled += step.doubled
-        counted.failed += len(step.failures)
-        counted.ended += len(decoded.finishes)
-        return decoded
+        failures = step.failures if step.failure_count else []
+        counted.failed += len(failures)
+        return Outcome(rows, failures, step.other_readers if step.shared else [])
 
     @property
     def live(self) -> int:
@@ -253,10 +173,10 @@ class Decoder:
             ids = np.frombuffer(prompt, "<i4").tolist()
             self._streams[route] = self._tokenizer.stream(options.skip_special_tokens, ids)
 
-    def _make_text(self, columns: Columns, mask: int, want: int, finishes: list[Finish]) -> Ready:
+    def _make_text(self, columns: Columns, shard: int, reader: int, finishes: list[Finish]) -> Ready:
         """Make every token's text, and what ending rows still held, with the tokenizer."""
         routes, counts, ids = columns[0].tolist(), columns[2].tolist(), columns[4].tolist()
-        keep = self._kernel.plan(columns, mask, want, finishes).tolist()
+        keep = self._kernel.plan(columns, shard, reader, finishes).tolist()
         ending = {finish.row for finish in finishes}
         parts, tails, at = [], [], 0
         for row, route in enumerate(routes):
@@ -271,21 +191,21 @@ class Decoder:
             at += counts[row]
         return _ready(parts, tails, counts)
 
-    def _add_families(self, decoded: Decoded, batch: Batch) -> None:
+    def _add_families(self, rows: Batch, step: Step, batch: Batch) -> None:
         """Pass on the optional columns of the rows that came out, with their tokens' texts where asked."""
         place = np.full(batch.rows, -1, dtype=np.intp)
-        place[decoded.source] = np.arange(decoded.rows)
+        place[step.source] = np.arange(step.rows)
         families = [None if family is None else family.select(place) for family in batch.families]
         if not any(family is not None for family in families):
             return
-        decoded.families = families
-        rows = [row for row, route in enumerate(decoded.routes.tolist()) if route in self._wants_texts]
-        if not rows:
+        rows.families = families
+        asked = [row for row, route in enumerate(step.routes.tolist()) if route in self._wants_texts]
+        if not asked:
             return
-        ids = wanted_ids(families, rows, decoded.rows)
+        ids = wanted_ids(families, asked, step.rows)
         texts = [self._token_bytes(token) for token in ids.tolist()]
         lens = np.array([len(text) for text in texts], dtype=np.uint32)
-        decoded.texts = TokenTexts(np.array(rows, dtype=np.uint32), ids, lens, b"".join(texts))
+        rows.texts = TokenTexts(np.array(asked, dtype=np.uint32), ids, lens, b"".join(texts))
 
     def _token_bytes(self, token: int) -> bytes:
         text = self._token_texts.get(token)
@@ -295,21 +215,8 @@ class Decoder:
             text = self._token_texts[token] = self.token_text(token).encode()
         return text
 
-    def _stopped(self, decoded: Decoded, row: int, matched: str) -> None:
-        """The shard found a stop: that is how the row ends, whatever the scheduler says or does not say."""
-        known = [reason for place, reason in decoded.finishes if place == row]
-        if not known:
-            decoded.ended.append(row)
-        decoded.finishes = sorted(
-            [(place, reason) for place, reason in decoded.finishes if place != row]
-            + [(row, FinishReason.stop(matched))],
-            key=lambda entry: entry[0],
-        )
-        self.statistics.stopped += 1
-
-    def _watch(self, decoded: Decoded, step: Step) -> None:
+    def _watch(self, rows: Decoded, step: Step) -> None:
         """Look for stop patterns in the rows that have some; cut a row where one matched."""
-        assert step.token_ends is not None
         text_at = np.cumsum(step.text_lens) - step.text_lens
         token_at = np.cumsum(step.counts) - step.counts
         cuts: list[tuple[int, int, int]] = []
@@ -318,28 +225,36 @@ class Decoder:
             if watch is None or not step.counts[row]:
                 continue
             begin, size = int(text_at[row]), int(step.text_lens[row])
-            raw = bytes(step.text[begin : begin + size])
             token, count = int(token_at[row]), int(step.counts[row])
+            raw = bytes(step.text[begin : begin + size])
             # A token's text may be held back: it ends where the row's text ends, at most.
-            ends = [
-                len(raw[: min(end, size)].decode(errors="ignore"))
-                for end in step.token_ends[token : token + count].tolist()
-            ]
+            ends = [len(raw[:end].decode()) for end in step.token_ends[token : token + count].tolist()]
             found = watch.search(raw.decode(), ends)
             if found is None:
                 continue
             last, end, pattern = found
             self._kernel.end(route)
-            self._stopped(decoded, row, pattern)
+            rows.stop(row, pattern)
             cuts.append((row, last + 1, len(raw.decode()[:end].encode())))
         if cuts:
-            _cut(decoded, cuts, text_at.tolist(), token_at.tolist())
+            rows.cut(cuts)
 
 
-def _finishes(batch: Batch, mask: int, want: int) -> list[Finish]:
+class Outcome(NamedTuple):
+    """What became of one step for one reader."""
+
+    rows: Decoded
+    failures: list[Failure]
+    """Requests that cannot go on; they have no row here."""
+    other_readers: list[int]
+    """Readers that have rows of this shard in the same step: decode it for them, too."""
+
+
+def _finishes(batch: Batch, shard: int, reader: int) -> list[Finish]:
     made = []
     for row, reason in batch.finishes:
-        if int(batch.routes[row]) & mask == want:
+        route = int(batch.routes[row])
+        if shard_of(route) == shard and reader_of(route) == reader:
             made.append(Finish(row, *_trimmed(reason.matched)))
     return made
 
@@ -375,16 +290,3 @@ def _ready(parts: list[bytes], tails: list[bytes], counts: list[int] | None = No
         laid.append(tail)
         at += count
     return Ready(b"".join(laid), lens)
-
-
-def _cut(decoded: Decoded, cuts: list[tuple[int, int, int]], text_at: list[int], token_at: list[int]) -> None:
-    """End rows early: (row, ids kept, text bytes kept). Columns become arrays of their own."""
-    text, ids = bytes(decoded.text), decoded.ids
-    counts, lens, generated = decoded.counts.copy(), decoded.text_lens.copy(), decoded.generated.copy()
-    for row, kept, size in cuts:
-        counts[row], lens[row], generated[row] = kept, size, kept
-    decoded.ids = np.concatenate(
-        [ids[at : at + count] for at, count in zip(token_at, counts.tolist(), strict=True)]
-    )
-    decoded.text = b"".join(text[at : at + size] for at, size in zip(text_at, lens.tolist(), strict=True))
-    decoded.counts, decoded.text_lens, decoded.generated = counts, lens, generated

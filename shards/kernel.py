@@ -28,6 +28,10 @@ _u64 = ffi.typeof("uint64_t[]")
 _i32 = ffi.typeof("int32_t[]")
 
 
+Columns = tuple[U64, U32, U32, U32, I32]
+"""routes, first, counts, prompt_tokens, ids: a Batch's."""
+
+
 class Finish(NamedTuple):
     """A row that ends its request: `kind` END, END_STRING (matched: UTF-8) or END_TOKENS (matched: i32)."""
 
@@ -51,29 +55,6 @@ class Ready(NamedTuple):
 
     text: bytes
     lens: U32
-
-
-class Step(NamedTuple):
-    """One call's output. Arrays and text are the kernel's memory: valid until its next call."""
-
-    rows: int
-    routes: U64
-    first: U32
-    counts: U32
-    prompt_tokens: U32
-    ids: I32
-    generated: U32
-    text_lens: U32
-    text: memoryview
-    source: U32
-    """Each row's row in the step that came in."""
-    token_ends: U32 | None
-    """Where each token's text ends within its row's, before anything is held back."""
-    stops: list[tuple[int, int]]
-    """(row, index of the stop string) for rows that this shard ended."""
-    failures: list[Failure]
-    unknown: int
-    doubled: int
 
 
 class Look(NamedTuple):
@@ -104,6 +85,7 @@ class Kernel:
         self._rows = ffi.new("ofs_rows *")
         self._finishes = ffi.new("ofs_finishes *")
         self._ready = ffi.new("ofs_ready *")
+        self._body = ffi.new("const uint8_t **")
         self._views: _Views | None = None
 
     def register(
@@ -150,56 +132,47 @@ class Kernel:
         """Let nothing more come out of a request."""
         lib.ofs_end(self._shard, route)
 
-    def readers(self, routes: U64, mask: int, want: int) -> list[int]:
-        """Return the readers whose rows have `(route & mask) == want`."""
-        rows = self._rows
-        rows.routes, rows.rows = ffi.from_buffer(_u64, routes), len(routes)
-        words = ffi.new("uint64_t[4]")
-        lib.ofs_readers(rows, mask, want, words)
-        bits = words[0] | words[1] << 64 | words[2] << 128 | words[3] << 192
-        found = []
-        while bits:
-            low = bits & -bits
-            found.append(low.bit_length() - 1)
-            bits ^= low
-        return found
-
     def plan(
         self,
-        columns: tuple[U64, U32, U32, U32, I32],
-        mask: int,
-        want: int,
+        columns: Columns,
+        shard: int,
+        reader: int,
         finishes: list[Finish],
     ) -> U32:
         """Return how many ids of each row `decode` would decode (0 for rows it would drop)."""
         keep: U32 = np.zeros(len(columns[0]), dtype=np.uint32)
         alive = self._set_rows(columns), self._set_finishes(finishes)
-        code = lib.ofs_plan(self._shard, self._rows, mask, want, alive[1][0], ffi.from_buffer(_u32, keep))
+        code = lib.ofs_plan(self._shard, self._rows, shard, reader, alive[1][0], ffi.from_buffer(_u32, keep))
         if code:
             raise ValueError("counts add up to more than there are ids")
         return keep
 
     def decode(
         self,
-        columns: tuple[U64, U32, U32, U32, I32],
-        mask: int,
-        want: int,
+        columns: Columns,
+        shard: int,
+        reader: int,
         finishes: list[Finish],
         ready: Ready | None = None,
         token_ends: bool = False,
-    ) -> Step:
-        """Decode rows with `(route & mask) == want`; columns: routes, first, counts, prompt_tokens, ids."""
+    ) -> "Step":
+        """Decode a step's rows of one shard and reader."""
         alive = self._set_rows(columns)
-        if finishes:
-            how, kept = self._set_finishes(finishes)
-        else:
-            how, kept = ffi.NULL, None
+        how, kept = self._set_finishes(finishes) if finishes else (ffi.NULL, None)
         given = ffi.NULL if ready is None else self._set_ready(ready)
-        code = lib.ofs_decode(self._shard, self._rows, mask, want, how, given, token_ends)
+        code = lib.ofs_decode(self._shard, self._rows, shard, reader, how, given, token_ends)
         del alive, kept
         if code:
             raise MemoryError(f"a step of {len(columns[0])} rows cannot be decoded (code {code})")
-        return self._step(token_ends)
+        return Step(self)
+
+    def pack(self, header: bytes) -> memoryview:
+        """Return the last step's output as a BATCH body behind `header`; valid until the next call."""
+        body = self._body
+        size = lib.ofs_pack(self._shard, header, len(header), body)
+        if size < 0:
+            raise MemoryError(f"a frame of {self._out.text_bytes} bytes of text has no room (code {size})")
+        return memoryview(ffi.buffer(body[0], size))
 
     def decode_each(self, ids: I32, counts: U32, flags: int) -> tuple[bytes, U32]:
         """Decode sequences, each a whole request; return their text end to end and its lengths in bytes.
@@ -248,7 +221,7 @@ class Kernel:
                 return bytes(ffi.buffer(out, size)).decode()
             room *= 16
 
-    def _set_rows(self, columns: tuple[U64, U32, U32, U32, I32]) -> object:
+    def _set_rows(self, columns: Columns) -> object:
         rows = self._rows
         routes, first, counts, prompt_tokens, ids = columns
         n = len(routes)
@@ -286,29 +259,127 @@ class Kernel:
         given.len = len(ready.text)
         return given
 
-    def _step(self, token_ends: bool) -> Step:
-        out = self._out
-        views = self._views
+    @property
+    def views(self) -> "_Views":
+        """The output arrays, at their full length."""
+        out, views = self._out, self._views
         if views is None or views.place != (out.routes, out.ids, out.row_cap, out.token_cap):
             views = self._views = _Views(out)
-        rows, tokens, text = out.rows, out.tokens, out.text_bytes
-        return Step(
-            rows,
-            views.routes[:rows],
-            views.first[:rows],
-            views.counts[:rows],
-            views.prompt_tokens[:rows],
-            views.ids[:tokens],
-            views.generated[:rows],
-            views.text_lens[:rows],
-            memoryview(ffi.buffer(out.text, text)) if text else memoryview(b""),
-            views.source[:rows],
-            views.token_ends[:tokens] if token_ends else None,
-            [(out.stops[k].row, out.stops[k].pattern) for k in range(out.stop_count)],
-            [_failure(out.failures[k]) for k in range(out.failure_count)],
-            out.unknown,
-            out.doubled,
-        )
+        return views
+
+
+class Step:
+    """One call's output. Columns and text are the kernel's own memory: valid until its next call.
+
+    Columns as in Batch's egress form.
+    """
+
+    __slots__ = ("_kernel", "_out", "rows", "text_bytes", "tokens")
+
+    def __init__(self, kernel: Kernel) -> None:
+        out = kernel._out
+        self._kernel = kernel
+        self._out = out
+        self.rows: int = out.rows
+        self.tokens: int = out.tokens
+        self.text_bytes: int = out.text_bytes
+
+    @property
+    def routes(self) -> U64:
+        """u64[rows]."""
+        return self._kernel.views.routes[: self.rows]
+
+    @property
+    def first(self) -> U32:
+        """u32[rows]."""
+        return self._kernel.views.first[: self.rows]
+
+    @property
+    def counts(self) -> U32:
+        """u32[rows]."""
+        return self._kernel.views.counts[: self.rows]
+
+    @property
+    def prompt_tokens(self) -> U32:
+        """u32[rows]."""
+        return self._kernel.views.prompt_tokens[: self.rows]
+
+    @property
+    def ids(self) -> I32:
+        """i32[tokens]."""
+        return self._kernel.views.ids[: self.tokens]
+
+    @property
+    def generated(self) -> U32:
+        """u32[rows]."""
+        return self._kernel.views.generated[: self.rows]
+
+    @property
+    def text_lens(self) -> U32:
+        """u32[rows], bytes."""
+        return self._kernel.views.text_lens[: self.rows]
+
+    @property
+    def source(self) -> U32:
+        """u32[rows], each row's row in the step that came in."""
+        return self._kernel.views.source[: self.rows]
+
+    @property
+    def token_ends(self) -> U32:
+        """u32[tokens], where each token's text ends in its row's, before any is held back; if asked for."""
+        return self._kernel.views.token_ends[: self.tokens]
+
+    @property
+    def text(self) -> memoryview:
+        """UTF-8, the rows' end to end."""
+        return memoryview(ffi.buffer(self._out.text, self.text_bytes)) if self.text_bytes else memoryview(b"")
+
+    @property
+    def stops(self) -> list[tuple[int, int]]:
+        """(row, index of the stop string) for rows that this shard ended."""
+        out = self._out
+        return [(out.stops[k].row, out.stops[k].pattern) for k in range(out.stop_count)]
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Requests that cannot go on."""
+        out = self._out
+        return [_failure(out.failures[k]) for k in range(out.failure_count)]
+
+    @property
+    def unknown(self) -> int:
+        """Rows of requests that are not registered; dropped."""
+        return int(self._out.unknown)
+
+    @property
+    def doubled(self) -> int:
+        """Rows that were decoded before; dropped."""
+        return int(self._out.doubled)
+
+    @property
+    def stop_count(self) -> int:
+        """How many `stops`."""
+        return int(self._out.stop_count)
+
+    @property
+    def failure_count(self) -> int:
+        """How many `failures`."""
+        return int(self._out.failure_count)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other readers have rows of this shard in the step."""
+        return bool(self._out.other_readers)
+
+    @property
+    def other_readers(self) -> list[int]:
+        """Readers beside this one with rows of this shard in the step."""
+        out = self._out
+        return [64 * word + bit for word in range(4) for bit in range(64) if out.others[word] >> bit & 1]
+
+    def pack(self, header: bytes) -> memoryview:
+        """Return this output as a BATCH body behind `header` (see batch.egress_header)."""
+        return self._kernel.pack(header)
 
 
 def _failure(found: Any) -> Failure:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ring.batch import BadBatch, Batch, decode_batch, encode_batch
+from ..ring.batch import BadBatch, Batch, decode_batch
 from ..ring.consumer import Consumer, wait
 from ..ring.errors import CorruptLane, FrameTooLarge, RingFull
 from ..ring.frames import (
@@ -28,7 +28,9 @@ from ..ring.frames import (
 )
 from ..ring.route import format_route, reader_of, shard_of
 from ..ring.writer import LaneWriter
-from .decoder import Decoded, Decoder
+from .decoded import Decoded, halves
+from .decoded import encode as encode_rows
+from .decoder import Decoder
 from .errors import BadRegistration
 from .kernel import Failure
 
@@ -91,6 +93,7 @@ class Shard:
         self._control = control
         self._steps = steps
         self._egress = egress
+        self._reader = 0
         self._writers: dict[int, LaneWriter] = {}
         self._beat = beat
         self._stopping = stopping
@@ -181,38 +184,37 @@ class Shard:
     def _batch(self, batch: Batch) -> None:
         if batch.egress:
             raise BadBatch("a BATCH with text does not belong on a step ring", tuple(batch.routes.tolist()))
-        for reader in self.decoder.readers(batch, self.number):
-            decoded = self.decoder.decode(batch, self.number, reader)
-            for failure in decoded.failures:
+        if not batch.rows:
+            return
+        # Nearly always there is one reader; a step that has rows for others is decoded for each of them.
+        todo, done = [self._reader], set()
+        while todo:
+            reader = todo.pop()
+            done.add(reader)
+            rows, failures, others = self.decoder.decode(batch, self.number, reader)
+            for failure in failures:
                 self._lost(failure)
-            if decoded.rows:
-                self._write_rows(reader, decoded)
+            if rows.rows:
+                self._reader = reader
+                self._write_rows(reader, rows)
+            todo += [other for other in others if other not in done and other not in todo]
 
     def _write_rows(self, reader: int, rows: Decoded) -> None:
-        parts = encode_batch(
-            rows.stamp_ns,
-            rows.routes,
-            rows.first,
-            rows.counts,
-            rows.prompt_tokens,
-            rows.ids,
-            rows.finishes,
-            generated=rows.generated,
-            text_lens=rows.text_lens,
-            text=rows.text,
-            families=rows.families,
-            texts=rows.texts,
-            ended=rows.ended,
-        )
         try:
-            self._write(reader, Tag.BATCH, *parts)
-        except FrameTooLarge as error:
-            if rows.rows == 1:
-                self.decoder.end(int(rows.routes[0]))
-                self._fail(int(rows.routes[0]), 500, "row_too_large", str(error))
-                return
-            for half in rows.halves():
-                self._write_rows(reader, half)
+            self._write(reader, Tag.BATCH, *rows.encode())
+        except FrameTooLarge:
+            self._write_halves(reader, rows.batch())
+
+    def _write_halves(self, reader: int, batch: Batch) -> None:
+        """Write rows in as few frames as the lane takes; a single row too large for it fails its request."""
+        for half in halves(batch) if batch.rows > 1 else (batch,):
+            try:
+                self._write(reader, Tag.BATCH, *encode_rows(half))
+            except FrameTooLarge as error:
+                if half.rows > 1:
+                    self._write_halves(reader, half)
+                else:
+                    self._fail(int(half.routes[0]), 500, "row_too_large", str(error))
 
     def _write(self, reader: int, tag: int, *parts: Buffer) -> None:
         """Write one frame to a reader, however long it takes to have room: so the scheduler learns of it."""

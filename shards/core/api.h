@@ -72,6 +72,8 @@ typedef struct {
     const ofs_stop *stops;
     uint32_t row_cap, token_cap; /* the arrays' real lengths */
     uint32_t failure_count, stop_count;
+    uint32_t other_readers; /* whether the step has rows of this shard for others: their bits in `others` */
+    uint64_t others[4];
     uint32_t unknown; /* rows of this shard and reader whose route is not registered */
     uint32_t doubled; /* rows that were decoded before */
 } ofs_step;
@@ -112,23 +114,24 @@ int ofs_forget(ofs_shard *shard, uint64_t route);
 /* Nothing more comes out of this request: its later rows count as doubled. */
 void ofs_end(ofs_shard *shard, uint64_t route);
 
-/* For each row with `(route & mask) == want`, how many of its ids are to be decoded: all, or without the
+/* For each row of shard `number` and `reader`, how many of its ids are to be decoded: all, or without the
  * matched stop tokens; 0 for rows that ofs_decode would drop. Changes nothing. `finishes` may be NULL. */
-int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t want,
+int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
              const ofs_finishes *finishes, uint32_t *keep);
 
-/* Decode the rows with `(route & mask) == want` of a step; the result is in ofs_result(). `finishes` and, for a
+/* Decode a step's rows of shard `number` and `reader`; the result is in ofs_result(). `finishes` and, for a
  * shard with a table, `ready` may be NULL. */
-int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t want,
+int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
                const ofs_finishes *finishes, const ofs_ready *ready, int want_token_ends);
+
+/* Make the last result a BATCH body behind the given header (msgpack): ring/batch.py's egress form, sealed.
+ * Returns its length, *body until the next call; or OFS_NO_MEMORY, OFS_TOO_MUCH (longer than a frame can be). */
+int64_t ofs_pack(ofs_shard *shard, const uint8_t *header, uint32_t header_len, const uint8_t **body);
 
 /* Decode whole sequences, each a request of its own that begins and ends here: `counts` and `lens` (bytes of text)
  * have one entry per sequence, `ids` are end to end, the text is in ofs_result(). For proving a table. */
 int ofs_decode_each(ofs_shard *shard, const int32_t *ids, const uint32_t *counts, uint32_t count, uint32_t flags,
                     uint32_t *lens);
-
-/* The readers that have rows in this step with `(route & mask) == want`: 256 bits in 4 words. */
-void ofs_readers(const ofs_rows *step, uint64_t mask, uint64_t want, uint64_t *readers);
 
 /* One token's text on its own, as decode([id]) without skipping: bytes written, at most `room`, or negative. */
 int64_t ofs_token_text(const ofs_shard *shard, int32_t id, uint8_t *out, size_t room);

@@ -3,6 +3,10 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "../../ring/core/check.h"
+
+/* Of a BATCH body: header_len, body_len, check. */
+#define PREFIX_BYTES 16u
 
 enum { COLUMN_FIRST, COLUMN_COUNTS, COLUMN_PROMPT, COLUMN_GENERATED, COLUMN_TEXT, COLUMN_SOURCE, COLUMNS };
 
@@ -39,7 +43,7 @@ static const ofs_finish *step_finish(const ofs_finishes *how, step_cursor *at)
     return ends ? &how->finishes[at->finish] : NULL;
 }
 
-int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t want,
+int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
              const ofs_finishes *finishes, uint32_t *keep)
 {
     step_cursor at = {0, 0, 0};
@@ -48,7 +52,8 @@ int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t wan
         uint32_t count = u32_at(step->counts, at.row);
         if (count > step->tokens - at.at) return OFS_BAD_ROW;
         const ofs_finish *finish = step_finish(finishes, &at);
-        slot *s = (route & mask) == want ? slots_find(&shard->slots, route) : NULL;
+        bool ours = route_shard(route) == number && route_reader(route) == reader;
+        slot *s = ours ? slots_find(&shard->slots, route) : NULL;
         keep[at.row] = 0;
         if (s && !(s->state & SLOT_ENDED) && u32_at(step->first, at.row) == s->expected)
             keep[at.row] = count - row_matched_tokens(s, finish, finishes, ids_at(step, at.at), count);
@@ -123,11 +128,19 @@ static void fail(struct ofs_shard *shard, slot *s, uint32_t first, uint32_t coun
     s->state |= SLOT_ENDED;
 }
 
+static void out_other(ofs_step *out, uint32_t reader)
+{
+    out->other_readers = 1;
+    out->others[reader / 64] |= UINT64_C(1) << (reader % 64);
+}
+
 static void out_row(struct ofs_shard *shard, const ofs_rows *step, uint32_t source, const row_work *row,
-                    const slot *s, size_t start)
+                    slot *s, size_t start)
 {
     ofs_step *out = &shard->out;
     uint32_t n = out->rows++;
+    s->expected += row->count;
+    shard->totals.tokens += row->count;
     shard->routes[n] = s->route;
     column(shard, COLUMN_FIRST)[n] = u32_at(step->first, source);
     column(shard, COLUMN_COUNTS)[n] = row->keep;
@@ -177,10 +190,10 @@ static void step_row(struct ofs_shard *shard, const ofs_rows *step, const step_c
         }
     }
     size_t start = shard->text.len;
-    if (row_decode(shard, s, &row, ready, how, want_ends ? shard->token_ends + shard->out.tokens : NULL)) {
-        s->expected += row.count;
+    uint32_t *ends = want_ends ? shard->token_ends + shard->out.tokens : NULL;
+    bool simple = !finish && !lens && !ends && slot_plain(s);
+    if (simple ? row_simply(shard, s, row.ids, count) : row_decode(shard, s, &row, ready, how, ends)) {
         out_row(shard, step, at->row, &row, s, start);
-        shard->totals.tokens += row.count;
     } else {
         shard->text.len = start;
         fail(shard, s, first, count, OFS_TOO_MUCH);
@@ -188,7 +201,7 @@ static void step_row(struct ofs_shard *shard, const ofs_rows *step, const step_c
     ready->at = ready_from + need;
 }
 
-int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t want,
+int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
                const ofs_finishes *finishes, const ofs_ready *ready, int want_token_ends)
 {
     ready_view text = {.at = 0};
@@ -206,9 +219,13 @@ int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t w
             uint32_t ahead = u32_at(step->ids, at.at + 8);
             if (ahead < shard->table.ids) __builtin_prefetch(&shard->table.entries[ahead]);
         }
-        if ((route & mask) == want)
-            step_row(shard, step, &at, count, step_finish(finishes, &at), finishes, &text,
-                     ready ? ready->lens : NULL, want_token_ends);
+        if (route_shard(route) == number) {
+            if (route_reader(route) == reader)
+                step_row(shard, step, &at, count, step_finish(finishes, &at), finishes, &text,
+                         ready ? ready->lens : NULL, want_token_ends);
+            else
+                out_other(&shard->out, route_reader(route));
+        }
         at.at += count;
     }
     shard->out.text = shard->text.at;
@@ -217,13 +234,42 @@ int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint64_t mask, uint64_t w
     return OFS_OK;
 }
 
-void ofs_readers(const ofs_rows *step, uint64_t mask, uint64_t want, uint64_t *readers)
+/* ---- the result as a frame's body ---- */
+
+static uint8_t *pack_column(uint8_t *at, const void *from, size_t bytes)
 {
-    memset(readers, 0, READERS / 8);
-    for (uint32_t row = 0; row < step->rows; row++) {
-        uint64_t route = u64_at(step->routes, row);
-        uint32_t reader = route_reader(route);
-        if ((route & mask) == want) readers[reader / 64] |= UINT64_C(1) << (reader % 64);
-    }
+    if (bytes) memcpy(at, from, bytes);
+    return at + bytes;
 }
 
+int64_t ofs_pack(ofs_shard *shard, const uint8_t *header, uint32_t header_len, const uint8_t **body)
+{
+    const ofs_step *out = &shard->out;
+    size_t rows = out->rows, header_pad = -header_len & 7u, text_pad = -out->text_bytes & 3u;
+    size_t size = PREFIX_BYTES + header_len + header_pad + 28 * rows + 4 * (size_t)out->tokens +
+                  out->text_bytes + text_pad;
+    if (size > UINT32_MAX) return OFS_TOO_MUCH;
+    if (shard->frame_cap < size) {
+        uint8_t *frame = realloc(shard->frame, 2 * size);
+        if (!frame) return OFS_NO_MEMORY;
+        shard->frame = frame;
+        shard->frame_cap = 2 * size;
+    }
+    uint8_t *at = pack_column(shard->frame + PREFIX_BYTES, header, header_len);
+    memset(at, 0, header_pad);
+    at = pack_column(at + header_pad, out->routes, 8 * rows);
+    at = pack_column(at, out->first, 4 * rows);
+    at = pack_column(at, out->counts, 4 * rows);
+    at = pack_column(at, out->prompt_tokens, 4 * rows);
+    at = pack_column(at, out->ids, 4 * (size_t)out->tokens);
+    at = pack_column(at, out->generated, 4 * rows);
+    at = pack_column(at, out->text_lens, 4 * rows);
+    at = pack_column(at, out->text, out->text_bytes);
+    memset(at, 0, text_pad);
+    uint32_t lengths[2] = {header_len, (uint32_t)size};
+    uint64_t check = outfeed_check_bytes(shard->frame + PREFIX_BYTES, size - PREFIX_BYTES, header_len);
+    memcpy(shard->frame, lengths, 8);
+    memcpy(shard->frame + 8, &check, 8);
+    *body = shard->frame;
+    return (int64_t)size;
+}

@@ -24,6 +24,7 @@ void ofs_free(ofs_shard *shard)
     slots_free(&shard->slots);
     free(shard->text.at);
     free(shard->scratch);
+    free(shard->frame);
     free(shard->columns);
     free(shard->routes);
     free(shard->ids);

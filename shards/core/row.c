@@ -75,7 +75,7 @@ static bool row_tokens(struct ofs_shard *shard, slot *s, row_work *row, ready_vi
         if (ready->lens) {
             *ok = text_ready(shard, s, ready->text + ready->at, ready->lens[k]);
             ready->at += ready->lens[k];
-        } else {
+        } else if (!text_token_simply(shard, s, id)) {
             *ok = text_token(shard, s, id);
         }
         if (ends) ends[k] = (uint32_t)(shard->text.len - start);
@@ -87,6 +87,16 @@ static bool row_tokens(struct ofs_shard *shard, slot *s, row_work *row, ready_vi
     if (!*ok || !row->finish) return false;
     *ok = ready->lens ? text_ready(shard, s, row->tail, row->tail_len) : text_flush(shard, s);
     return detect && scan(shard, s, scanned, true, begin, end, &row->stop);
+}
+
+bool row_simply(struct ofs_shard *shard, slot *s, const uint8_t *ids, uint32_t count)
+{
+    for (uint32_t k = 0; k < count; k++) {
+        int32_t id;
+        memcpy(&id, ids + 4 * (size_t)k, 4);
+        if (!text_token_simply(shard, s, id) && !text_token(shard, s, id)) return false;
+    }
+    return true;
 }
 
 bool row_decode(struct ofs_shard *shard, slot *s, row_work *row, ready_view *ready, const ofs_finishes *how,

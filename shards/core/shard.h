@@ -18,8 +18,8 @@ struct ofs_shard {
     table table;
     slot_table slots;
     text_buffer text;
-    uint8_t *scratch;
-    size_t scratch_cap;
+    uint8_t *scratch, *frame;
+    size_t scratch_cap, frame_cap;
     uint32_t *columns;                 /* the row columns that are u32, `row_cap` each */
     uint64_t *routes;
     uint32_t row_cap;
@@ -35,6 +35,24 @@ struct ofs_shard {
 
 /* Room for n more bytes of text. */
 bool text_room(struct ofs_shard *shard, size_t n);
+
+/* Most tokens: known, whole characters, short, of a request with nothing special about it. They need one copy;
+ * false, and nothing has happened, for any other token. */
+static inline bool text_token_simply(struct ofs_shard *shard, const slot *s, int32_t id)
+{
+    const table *t = &shard->table;
+    text_buffer *text = &shard->text;
+    uint8_t busy = (s->state & (SLOT_STARTED | SLOT_RUN | SLOT_BROKEN)) ^ SLOT_STARTED;
+    if ((busy | s->tail_len | s->strip_left) || (uint32_t)id >= t->ids || text->cap - text->len < TABLE_INLINE)
+        return false;
+    const table_entry *entry = &t->entries[(uint32_t)id];
+    uint8_t len = entry->len, flags = entry->flags;
+    if (len > TABLE_INLINE || (flags & (OFS_CLEAN | OFS_BYTE | OFS_SPECIAL)) != OFS_CLEAN) return false;
+    __builtin_memcpy(text->at + text->len, entry->bytes, TABLE_INLINE);
+    text->len += len;
+    shard->totals.work += len + 1u;
+    return true;
+}
 
 /* Append what a token, or a token's ready-made text, adds to its request's text; false: no room for it. */
 bool text_token(struct ofs_shard *shard, slot *s, int32_t id);
@@ -70,6 +88,9 @@ uint32_t row_matched_tokens(const slot *s, const ofs_finish *finish, const ofs_f
 /* Decode one row, its text at the end of shard->text; false when there is no room for it. */
 bool row_decode(struct ofs_shard *shard, slot *s, row_work *row, ready_view *ready, const ofs_finishes *how,
                 uint32_t *ends);
+
+/* The same for a row that does not end, of a request without stops or held text. */
+bool row_simply(struct ofs_shard *shard, slot *s, const uint8_t *ids, uint32_t count);
 
 /* Put aside the last `keep` bytes of the text for the request's next row. */
 bool row_hold(struct ofs_shard *shard, slot_extra *extra, size_t keep);

@@ -31,7 +31,6 @@ enum {
     SLOT_PROMPT_TAIL = 4, /* the held beginning of a character came from the prompt */
     SLOT_RUN = 8,         /* inside a run of byte tokens, valid so far */
     SLOT_BROKEN = 16,     /* inside a run of byte tokens that is no UTF-8 */
-    SLOT_EXTRA = 32,      /* has stops, held text, or text to skip */
 };
 
 /* What few requests need. */
@@ -67,9 +66,20 @@ typedef struct {
 } slot_table;
 
 static inline uint32_t route_slot(uint64_t route) { return (uint32_t)(route & ((1u << SLOT_BITS) - 1)); }
+static inline uint32_t route_shard(uint64_t route)
+{
+    return (uint32_t)(route >> SLOT_BITS) & ((1u << SHARD_BITS) - 1);
+}
 static inline uint32_t route_reader(uint64_t route)
 {
     return (uint32_t)(route >> (SLOT_BITS + SHARD_BITS)) & (READERS - 1);
+}
+
+/* Whether a request's text goes out as it is made: nothing to look for, nothing held or owed, nothing to skip. */
+static inline bool slot_plain(const slot *s)
+{
+    const slot_extra *extra = s->extra;
+    return !extra || (!extra->stops && !extra->held_len && !extra->skip);
 }
 
 /* The request of this route, or NULL. */

@@ -31,7 +31,7 @@ static bool emit(struct ofs_shard *shard, slot *s, const uint8_t *bytes, size_t 
             n -= t->strip_len;
         }
     }
-    if (!text_room(shard, n)) return false;
+    if (!text_room(shard, n + TABLE_INLINE)) return false; /* and for a token that needs no more than a copy */
     if (n) memcpy(shard->text.at + shard->text.len, bytes, n);
     shard->text.len += n;
     return true;
@@ -142,12 +142,7 @@ bool text_token(struct ofs_shard *shard, slot *s, int32_t id)
     if ((s->state & (SLOT_RUN | SLOT_BROKEN)) && !run_end(shard, s)) return false;
     s->state |= SLOT_STARTED;
     if (s->tail_len || !(token.flags & OFS_CLEAN)) return feed_bytes(shard, s, token.bytes, token.len);
-    if (s->strip_left || token.len > TABLE_INLINE) return emit(shard, s, token.bytes, token.len);
-    /* The way of nearly every token: a fixed-size copy. */
-    if (!text_room(shard, TABLE_INLINE)) return false;
-    memcpy(shard->text.at + shard->text.len, token.bytes, TABLE_INLINE);
-    shard->text.len += token.len;
-    return true;
+    return emit(shard, s, token.bytes, token.len);
 }
 
 bool text_ready(struct ofs_shard *shard, slot *s, const uint8_t *bytes, size_t n)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
-from outfeed.ring.batch import decode_batch, encode_batch
+from outfeed.ring.batch import Batch, decode_batch, encode_batch
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Register, Restore
 from outfeed.ring.route import make_route
-from outfeed.shards.decoder import Decoded, Decoder
+from outfeed.shards.decoder import Decoder
 from outfeed.shards.fallback import TokenizerText
 from outfeed.shards.table import TokenTable, load_tokenizer
 
@@ -78,7 +78,7 @@ class Driver:
         rows: Sequence[tuple[int, Sequence[int]]],
         finishes: dict[int, FinishReason] | None = None,
         first: dict[int, int] | None = None,
-    ) -> Decoded:
+    ) -> Batch:
         """One step: (route, ids) rows; `finishes` by route."""
         counts = np.array([len(ids) for _, ids in rows], dtype=np.uint32)
         starts = [(first or {}).get(route, self._next.get(route, 0)) for route, _ in rows]
@@ -94,11 +94,16 @@ class Driver:
         batch = decode_batch(memoryview(b"".join(bytes(part) for part in parts)))
         for route, ids in rows:
             self._next[route] = self._next.get(route, 0) + len(ids)
-        decoded = self.decoder.decode(batch, SHARD, READER)
+        made, failures, others = self.decoder.decode(batch, SHARD, READER)
+        assert others == []
+        self.failures += [(found.route, found.expected, found.first) for found in failures]
+        decoded = decode_batch(memoryview(b"".join(bytes(part) for part in made.encode())))
         self._hear(decoded)
         return decoded
 
-    def _hear(self, decoded: Decoded) -> None:
+    def _hear(self, decoded: Batch) -> None:
+        assert decoded.text is not None
+        assert decoded.text_lens is not None
         text, ids = bytes(decoded.text), decoded.ids.tolist()
         finishes = dict(decoded.finishes)
         text_at = ids_at = 0
@@ -115,7 +120,6 @@ class Driver:
             heard.ended_here = row in decoded.ended
             text_at += size
             ids_at += count
-        self.failures += [(found.route, found.expected, found.first) for found in decoded.failures]
 
     def stream(
         self,

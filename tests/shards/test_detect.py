@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from outfeed.ring.batch import BadBatch, decode_batch, encode_batch
+from outfeed.ring.batch import BadBatch, Batch, decode_batch
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Tag
-from outfeed.shards.decoder import Decoded
+from outfeed.shards.decoded import encode
 from outfeed.shards.table import TokenTable
 from outfeed.sink import Done, Reader, open_sink
 from tokenizers import Tokenizer
@@ -34,21 +34,8 @@ class Egress:
         pass
 
 
-def frame(rows: Decoded, ended: list[int] | None = None) -> memoryview:
-    parts = encode_batch(
-        rows.stamp_ns,
-        rows.routes,
-        rows.first,
-        rows.counts,
-        rows.prompt_tokens,
-        rows.ids,
-        rows.finishes,
-        generated=rows.generated,
-        text_lens=rows.text_lens,
-        text=rows.text,
-        ended=rows.ended if ended is None else ended,
-    )
-    return memoryview(b"".join(bytes(part) for part in parts))
+def frame(rows: Batch) -> memoryview:
+    return memoryview(b"".join(bytes(part) for part in encode(rows)))
 
 
 def test_the_reader_aborts_what_its_shard_ended(
@@ -86,5 +73,6 @@ def test_a_row_cannot_be_ended_without_a_reason(
 ) -> None:
     driver = Driver(table_of("deepseek"))
     decoded = driver.step([(driver.start(), [100])])
+    decoded.ended = [0]
     with pytest.raises(BadBatch, match="row 0 has no finish reason"):
-        decode_batch(frame(decoded, ended=[0]))
+        decode_batch(frame(decoded))

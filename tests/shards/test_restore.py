@@ -152,7 +152,7 @@ def test_logprob_columns_go_with_their_rows_and_texts_to_who_asked(
     ]
     parts = encode_batch(1, routes, zeros, ones, zeros, np.array([a, b, c], np.int32), families=families)
     batch = decode_batch(memoryview(b"".join(bytes(part) for part in parts)))
-    decoded = driver.decoder.decode(batch, SHARD, READER)
+    decoded = driver.decoder.decode(batch, SHARD, READER).rows.batch()
     assert decoded.routes.tolist() == [quiet, asked]
     flat, top = decoded.families[0], decoded.families[2]
     assert flat is not None
