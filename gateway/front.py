@@ -256,7 +256,6 @@ class Front:
         """Show this gateway on the board."""
         seen = self.reader.statistics()
         row = self._row
-        row.beat()
         for name, value in (
             ("frames", seen.frames),
             ("rows", seen.rows),
@@ -268,6 +267,7 @@ class Front:
             ("bad_frames", seen.bad_frames),
         ):
             row.put(name, value)
+        row.beat()  # last: a heartbeat vouches for the numbers before it
 
 
 class Answered(Refused):

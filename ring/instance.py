@@ -133,12 +133,14 @@ class Instance:
     def remove(self) -> None:
         """Remove every segment of the instance. For its launcher, when its children have ended.
 
-        A process that still has one open keeps its memory until it lets go; doorbells go with their owners.
+        A process that still has one open keeps its memory until it lets go. Doorbells go with their owners;
+        those of the dead go now.
         """
         with _register():
             for what in listed(segment_name(self.name, "")):
                 if not what.startswith("sem."):
                     unlink(what)
+            sweep(segment_name(self.name, ""))
 
 
 def running() -> list[str]:

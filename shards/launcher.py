@@ -47,6 +47,7 @@ class Launcher:
         self._config = config
         self._drain_s = drain_s
         self._deadline: float | None = None
+        self._draining_ns = 0
 
     def run(self) -> int:
         """Start, serve until told to stop, clean up. Returns the process's exit status.
@@ -102,7 +103,9 @@ class Launcher:
                     f"{config.readers} reader(s); waiting for a scheduler to attach",
                     flush=True,
                 )
-            if self._deadline is not None and (_idle(instance) or time.monotonic() > self._deadline):
+            if self._deadline is not None and (
+                _idle(instance, self._draining_ns) or time.monotonic() > self._deadline
+            ):
                 return 0
             wait = min(CHECK_EVERY_S, supervisor.due_in() or CHECK_EVERY_S)
             if board.phase == Phase.STARTING:
@@ -115,6 +118,7 @@ class Launcher:
             if info.si_signo == signal.SIGTERM:
                 board.phase = Phase.DRAINING
                 self._deadline = time.monotonic() + self._drain_s
+                self._draining_ns = time.monotonic_ns()
             elif info.si_signo == signal.SIGHUP:
                 for shard in range(self._config.shards):
                     supervisor.restart(shard)
@@ -137,8 +141,12 @@ class Launcher:
             raise LaunchError("not started: the tokenizer could not be loaded, as said above")
 
 
-def _idle(instance: Instance) -> bool:
-    return all(not row.alive or row.get("live") == 0 for row in instance.board.rows(Role.READER))
+def _idle(instance: Instance, since_ns: int) -> bool:
+    """Whether every gateway has shown, since draining began, that it has no request left."""
+    return all(
+        not row.alive or row.state != State.RUNNING or (row.heartbeat_ns > since_ns and row.get("live") == 0)
+        for row in instance.board.rows(Role.READER)
+    )
 
 
 def add_instance_arguments(parser: argparse.ArgumentParser) -> None:
