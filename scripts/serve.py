@@ -1,0 +1,241 @@
+"""Serve: the launcher, a scheduler that replays a text (unless you bring yours), and gateways on one port.
+
+Ctrl-C stops at once; SIGTERM lets what runs finish first. A gateway that dies is started again under its
+own reader number. Leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from outfeed.gateway.server import ServerError, add_gateway_arguments, listen
+from outfeed.ring.errors import RingError
+from outfeed.ring.instance import InstanceGone
+from outfeed.shards.launcher import LaunchError, find_tokenizer
+from pipeline import START_LIMIT_S, Pipeline, PipelineError, demo_tokenizer
+
+DATA = Path(__file__).parent / "data"
+TEXT = DATA / "multilingual.txt"
+TEMPLATE = DATA / "chat_template.jinja"
+CHECK_EVERY_S = 0.25
+MAX_DEATHS = 5
+"""Gateways that may die within a minute before serving is given up."""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="serve", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--instance", default="outfeed", help="the instance's name (default: outfeed)")
+    parser.add_argument("--gateways", type=int, default=1, metavar="N", help="gateway processes on the port")
+    parser.add_argument("--shards", type=int, default=2, help="detokenizer processes (default 2)")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="tokenizer.json or its folder (default: deepseek)"
+    )
+    scheduler = parser.add_argument_group("the scheduler")
+    scheduler.add_argument("--replay", metavar="TEXT", help="UTF-8 text to replay (default: a demo text)")
+    scheduler.add_argument("--no-replay", action="store_true", help="wait for a scheduler of yours to attach")
+    scheduler.add_argument("--batch", type=int, default=256, help="replay: rows per step (default 256)")
+    scheduler.add_argument("--tokens-per-step", type=int, default=1, help="replay: a row has 1 to this many")
+    scheduler.add_argument(
+        "--steps-per-second", type=float, default=50.0, help="replay: decode steps; 0: no limit (default 50)"
+    )
+    add_gateway_arguments(parser)
+    args = parser.parse_args(argv)
+    if not 1 <= args.gateways <= 64:
+        parser.error(f"--gateways {args.gateways}: give 1 to 64")
+    if args.no_replay and args.replay:
+        parser.error("--replay and --no-replay exclude each other")
+    return args
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Return a socket that holds the port for our gateways, which share it, against everybody else.
+
+    Raises:
+        ServerError: another program listens there.
+    """
+    try:
+        # Sharing would let us bind beside a gateway of another instance: first see that nobody is there.
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ServerError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
+        ) from None
+    return listen(host, port)
+
+
+class Gateways:
+    """The gateway processes, started again when they die."""
+
+    def __init__(self, args: argparse.Namespace, port: int, template: str | None) -> None:
+        self._args = args
+        self._options = ["--instance", args.instance, "--host", args.host, "--port", str(port)]
+        self._options += [
+            "--max-body-bytes",
+            str(args.max_body_bytes),
+            "--max-requests",
+            str(args.max_requests),
+        ]
+        self._options += ["--max-connections", str(args.max_connections)]
+        self._options += ["--drain-seconds", str(args.drain_seconds)]
+        self._options += ["--incremental"] if args.incremental else []
+        self._options += ["--chat-template", template] if template else []
+        self._environment = dict(os.environ)
+        if args.api_key:
+            self._environment["OUTFEED_API_KEY"] = args.api_key
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._deaths: list[float] = []
+
+    def start(self) -> None:
+        """Start each and wait until it serves.
+
+        Raises:
+            PipelineError: one ended, or did not get there.
+        """
+        for reader in range(self._args.gateways):
+            self._processes[reader] = self._spawn(reader)
+        deadline = time.monotonic() + START_LIMIT_S
+        for process in self._processes.values():
+            assert process.stdout is not None
+            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise PipelineError(f"the gateways were not ready within {START_LIMIT_S:.0f} s")
+            if not process.stdout.readline():
+                raise PipelineError("a gateway could not start; what it said is above")
+
+    def tend(self) -> None:
+        """Start again what has died.
+
+        Raises:
+            PipelineError: too many have.
+        """
+        for reader, process in self._processes.items():
+            if process.poll() is None:
+                continue
+            now = time.monotonic()
+            self._deaths = [*(then for then in self._deaths if now - then < 60), now]
+            print(
+                f"serve: gateway {reader} ended with status {process.returncode}; starting it again",
+                file=sys.stderr,
+            )
+            if len(self._deaths) > MAX_DEATHS:
+                raise PipelineError(f"{len(self._deaths)} gateways have died within a minute: giving up")
+            self._processes[reader] = self._spawn(reader)
+
+    def stop(self, how: signal.Signals, seconds: float) -> None:
+        """Signal each and wait at most `seconds`; then kill."""
+        deadline = time.monotonic() + seconds
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(how)
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _spawn(self, reader: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "outfeed.gateway.server", "--die-with-parent", str(os.getpid())]
+        return subprocess.Popen(
+            [*command, "--reader", str(reader), *self._options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,  # one line, when it serves
+            env=self._environment,
+            start_new_session=True,
+        )
+
+
+class Signals:
+    """SIGINT and SIGTERM as something to wait for."""
+
+    def __init__(self) -> None:
+        self._read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+
+    def wait(self, seconds: float) -> signal.Signals | None:
+        """Return the next signal, or None after `seconds`."""
+        if not select.select([self._read], [], [], seconds)[0]:
+            return None
+        return signal.Signals(os.read(self._read, 1)[0])
+
+
+def serve(args: argparse.Namespace, signals: Signals) -> None:
+    """Start everything, and serve until a signal."""
+    tokenizer = find_tokenizer(args.tokenizer or demo_tokenizer())
+    template = args.chat_template or (None if args.tokenizer else str(TEMPLATE))
+    launch = ["--tokenizer", tokenizer, "--shards", str(args.shards), "--readers", str(args.gateways)]
+    text = args.replay or str(TEXT)
+    replay = ["--tokenizer", tokenizer, "--text", text, "--batch", str(args.batch)]
+    replay += [
+        "--tokens-per-step",
+        str(args.tokens_per_step),
+        "--steps-per-second",
+        str(args.steps_per_second),
+    ]
+    with reserve(args.host, args.port) as held:
+        port = held.getsockname()[1]
+        with Pipeline(args.instance, launch, None if args.no_replay else replay) as pipeline:
+            gateways = Gateways(args, port, template)
+            try:
+                gateways.start()
+                say(args, port, text)
+                number = None
+                while number is None:
+                    gateways.tend()
+                    pipeline.check()
+                    number = signals.wait(CHECK_EVERY_S)
+                if number == signal.SIGTERM:
+                    print("outfeed: draining", flush=True)
+                    gateways.stop(signal.SIGTERM, args.drain_seconds + 5)
+            finally:
+                gateways.stop(signal.SIGINT, 5.0)
+    print("outfeed: stopped", flush=True)
+
+
+def say(args: argparse.Namespace, port: int, text: str) -> None:
+    """Print what runs and how to try it."""
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    if args.no_replay:
+        print(f"outfeed: waiting for a scheduler to attach to instance {args.instance!r}")
+    else:
+        print(f"outfeed: no model runs here: every request is answered with a piece of {text}")
+    key = " -H 'Authorization: Bearer KEY'" if args.api_key or os.environ.get("OUTFEED_API_KEY") else ""
+    print(
+        f"outfeed: {args.gateways} gateway(s), {args.shards} shard(s); Ctrl-C stops. Try:\n"
+        f"  curl -N http://{host}:{port}/generate{key} "
+        """-d '{"text": "hello", "stream": true, "sampling_params": {"max_new_tokens": 32}}'\n"""
+        f"outfeed: serving on http://{host}:{port}",
+        flush=True,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `serve` from the command line."""
+    args = parse(argv)
+    signals = Signals()
+    try:
+        serve(args, signals)
+    except (ServerError, PipelineError, LaunchError, RingError, InstanceGone) as error:
+        print(f"serve: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
