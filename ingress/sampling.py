@@ -23,9 +23,10 @@ TOP_K_ALL = 1 << 30
 GREEDY_BELOW = 1e-6
 """A temperature below this is greedy: temperature 1.0 with top_k 1."""
 DEFAULT_MAX_NEW_TOKENS = 128
-CHARACTERS_PER_TOKEN = 16
-"""How many characters of output a token is taken to be when a stop_regex is weighed: all but 172 of
-DeepSeek's 128,815 tokens are at most this long. A server with a different vocabulary passes its own."""
+CHARACTERS_PER_TOKEN = 8
+"""How many characters a token of output is taken to be when a stop_regex is weighed: twice what text of any
+language has on average. A server whose model can be led to emit run after run of its longest tokens (of
+spaces, of dashes) passes that length."""
 LONGEST_OUTPUT_TOKENS = 1 << 20
 """Taken for the longest output when neither the request nor the server limits it."""
 
@@ -152,7 +153,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
         self.stop_str_max_len = max((len(s.encode()) for s in strs), default=0) if strs else 0
         if regexes:
             self.stop_regex_max_len = max(
-                admission.max_len for admission in _admitted(regexes, f"{where}.stop_regex")
+                admission.window for admission in _admitted(regexes, f"{where}.stop_regex")
             )
         self.is_normalized = True
 

@@ -1,38 +1,209 @@
 """Admission of stop_regex: may a scheduler search this pattern in an output of this length?
 
 A scheduler searches the decoded tail with CPython's `re` at every step, with the GIL held, so a pattern
-that backtracks stops the whole server. `admit` analyses a pattern once; `Admission.refusal` weighs what was
-found against the longest text it will be searched in.
+that backtracks stops the whole server. `admit` analyses a pattern once (`regex_graph`, `regex_cost`);
+`Admission.refusal` weighs what was found against the longest text it will be searched in.
 """
 
-import re
+import threading
 import warnings
 from dataclasses import dataclass
+from re import _compiler, _parser  # type: ignore[attr-defined]
+from re import _constants as sre  # type: ignore[attr-defined]
+from re import error as RegexError
+from typing import Any
 
+from .admission_cache import Cache
 from .errors import BadRequest, show
+from .regex_classes import Alphabet
+from .regex_cost import Cost, cost_of
+from .regex_graph import Builder, Explosive, TooComplex
 
 UNBOUNDED = 1 << 30
-"""`max_len` of a pattern whose match has no upper bound: search everything so far."""
+"""A length without an upper bound: search everything so far."""
+LIMIT_MS = 5.0
+"""What one search may take."""
+SHORTEST_TEXT = 256
+"""A pattern is weighed for at least so many characters, however short the output: what is only harmless
+because nothing is there to be searched is not harmless."""
+LONGEST_LINEAR_TEXT = 32_000
+"""A linear pattern is weighed for at most so many characters: beyond, its search costs what any search does."""
+MAX_ENUMERATED = 100_000
+"""The engine's compiler walks through every character of a class's ranges: at most so many per pattern."""
+
+
+CACHED = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What is known of one pattern that compiles. It does not depend on any request."""
+    """What is known of one pattern that compiles. It does not depend on any request.
+
+    `max_len` bounds a match's length in characters; `window` is how much of the end of a text must be
+    searched to find what a search of the whole would find (look-arounds and anchors look further than the
+    match). `cost` is None when no text is short enough, and `why` says for what reason.
+    """
 
     pattern: str
     max_len: int
+    window: int
+    cost: Cost | None
+    why: str
 
     def refusal(self, characters: int) -> str | None:
-        """Return why a search in a text of `characters` may be too slow, or None."""
-        return None
+        """Return why a search in a text of `characters` may take too long, or None."""
+        if self.cost is None:
+            return f"{show(self.pattern)} may take a search longer than any server can wait: {self.why}"
+        characters = max(characters, SHORTEST_TEXT)
+        if self.cost.degree < 2:
+            characters = min(characters, LONGEST_LINEAR_TEXT)
+        took = self.cost.milliseconds(characters)
+        if took <= LIMIT_MS:
+            return None
+        power = (
+            ""
+            if self.cost.degree < 2
+            else f"; its cost grows with the length to the power of {self.cost.degree}"
+        )
+        why = f" ({self.why})" if self.why else ""
+        return (
+            f"{show(self.pattern)} may take {took:.3g} ms to search in the {characters} characters this request's "
+            f"output can have, at most {LIMIT_MS:g} ms are allowed{power}{why}; bound its repeats, anchor it "
+            "with a literal, or lower max_new_tokens"
+        )
+
+
+def analyse(pattern: str) -> Admission:
+    """Analyse one pattern, without the cache. Raises ValueError with the reason when it cannot compile."""
+    parsed = _parse(pattern)
+    flags = parsed.state.flags
+    codes, folds = _codes_of(pattern, parsed, flags)
+    try:
+        _compiler.compile(parsed)
+    except (RegexError, OverflowError, RecursionError, ValueError, RuntimeError) as error:
+        raise ValueError(str(error)) from None
+    widest = parsed.getwidth()[1]
+    max_len = UNBOUNDED if widest >= UNBOUNDED else widest
+    before, after = _context(parsed, flags)
+    window = min(UNBOUNDED, max(1, max_len + before + after))
+    builder = Builder(Alphabet(codes, folds=folds), parsed.state.groupwidths)
+    why, cost = "", None
+    try:
+        graph = builder.build(parsed, flags)
+        cost = cost_of(graph)
+    except (Explosive, TooComplex) as error:
+        why = str(error)
+    if builder.graph.notes:
+        why = "; ".join(filter(None, [why, *sorted(builder.graph.notes)]))
+    return Admission(pattern, max_len, window, cost, why)
+
+
+_WARNING_SIGNS = ("[[", "[^[", "--", "&&", "~~", "||", "(?(")
+_warnings_lock = threading.Lock()
+
+
+def _parse(pattern: str) -> Any:
+    try:
+        if any(sign in pattern for sign in _WARNING_SIGNS):
+            # The parser warns of some spellings; a client must not be able to write to the server's log.
+            with _warnings_lock, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return _parser.parse(pattern)
+        return _parser.parse(pattern)
+    except (RegexError, OverflowError, RecursionError, ValueError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _codes_of(pattern: str, parsed: Any, flags: int) -> tuple[set[int], bool]:
+    """Return the non-ASCII code points a pattern names, and whether it ignores case anywhere.
+
+    Raises ValueError when the engine's compiler would walk through too many characters.
+    """
+    folds = bool(flags & sre.SRE_FLAG_IGNORECASE) or "(?" in pattern and "i" in pattern
+    if pattern.isascii() and "\\" not in pattern:
+        return set(), folds
+    codes: set[int] = set()
+    enumerated = 0
+    waiting = [parsed]
+    while waiting:
+        for op, av in waiting.pop():
+            if op is sre.LITERAL or op is sre.NOT_LITERAL:
+                if av > 127:
+                    codes.add(av)
+            elif op is sre.RANGE:
+                codes.update(code for code in av if code > 127)
+                enumerated += min(av[1], 0xFFFF) - av[0] + 1 if av[0] <= 0xFFFF else 0
+            elif op is sre.IN:
+                waiting.append(av)
+            elif op is sre.BRANCH:
+                waiting += av[1]
+            elif op is sre.SUBPATTERN:
+                waiting.append(av[3])
+            elif op is sre.ATOMIC_GROUP:
+                waiting.append(av)
+            elif op is sre.ASSERT or op is sre.ASSERT_NOT:
+                waiting.append(av[1])
+            elif op is sre.GROUPREF_EXISTS:
+                waiting += [one for one in av[1:] if one is not None]
+            elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+                waiting.append(av[2])
+    if enumerated > MAX_ENUMERATED:
+        raise ValueError(
+            f"its classes span {enumerated} characters, which take the engine too long to compile; "
+            f"at most {MAX_ENUMERATED} (a complement like [^a-z] spans few)"
+        )
+    return codes, folds
+
+
+def _context(parsed: Any, flags: int) -> tuple[int, int]:
+    """Return how many characters before and after a match the engine may have to see."""
+    before = after = 0
+    for op, av in parsed:
+        inner: list[Any] = []
+        if op is sre.AT:
+            multiline = flags & sre.SRE_FLAG_MULTILINE
+            if av is sre.AT_BEGINNING_STRING or (av is sre.AT_BEGINNING and not multiline):
+                before = UNBOUNDED
+            else:
+                before, after = max(before, 1), max(after, 1)
+        elif op is sre.ASSERT or op is sre.ASSERT_NOT:
+            more_before, more_after = _context(av[1], flags)
+            width = av[1].getwidth()[1]
+            before = max(before, more_before + (width if av[0] < 0 else 0))
+            after = max(after, more_after + (width if av[0] > 0 else 0))
+        elif op is sre.SUBPATTERN:
+            flags_inside = (flags | av[1]) & ~av[2]
+            more_before, more_after = _context(av[3], flags_inside)
+            before, after = max(before, more_before), max(after, more_after)
+        elif op is sre.BRANCH:
+            inner = av[1]
+        elif op is sre.ATOMIC_GROUP:
+            inner = [av]
+        elif op is sre.GROUPREF_EXISTS:
+            inner = [one for one in av[1:] if one is not None]
+        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+            inner = [av[2]]
+        for one in inner:
+            more_before, more_after = _context(one, flags)
+            before, after = max(before, more_before), max(after, more_after)
+    return before, after
+
+
+CACHE: Cache[Admission] = Cache(CACHED)
 
 
 def admit(pattern: str, field: str) -> Admission:
-    """Analyse one pattern; BadRequest if the engine cannot compile it."""
+    """Return what is known of a pattern; BadRequest if the engine cannot compile it.
+
+    What is not admitted for any text is not kept: it would push out what is in use.
+    """
+    known = CACHE.get(pattern)
+    if known is not None:
+        return known
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compiled = re.compile(pattern)
-    except (re.error, OverflowError, RecursionError, ValueError, RuntimeError) as error:
+        found = analyse(pattern)
+    except ValueError as error:
         raise BadRequest(field, f"does not compile in Python's re: {error}; got {show(pattern)}") from None
-    return Admission(compiled.pattern, UNBOUNDED)
+    if found.cost is not None:
+        CACHE.put(pattern, found)
+    return found

@@ -1,0 +1,480 @@
+"""What one search of a pattern can cost, as a function of the length of the text, from above.
+
+Counts, for each position of the graph and each place of the text, the ways in which a search that starts
+anywhere can come to be there: what a backtracking engine without memory visits is never more. A count is a
+polynomial in the place; see `Poly`. Ways add up where the graph joins, but only those whose last characters
+can be the same. In a loop they pile up only if a way that enters now can meet one that entered before
+(infinite ambiguity); if two ways inside a loop can part and meet again the pattern is exponential.
+
+A position from which a match can no longer fail is entered once in a whole search, because the search ends
+there: it counts as one, whatever leads to it.
+
+docs/ingress.md has the argument why this is sound.
+"""
+
+from dataclasses import dataclass
+
+from .regex_classes import Mask
+from .regex_graph import ANYWHERE, START_NS, UNLIMITED, Explosive, Front, Graph, TooComplex, allowed
+from .regex_knots import Knot
+
+Poly = tuple[float, ...]
+"""Ways at place j, from above: p[0] are ways that happen once in the whole text, p[1] is a constant,
+p[k] counts C(j + k - 1, k - 1), that is about j^(k-1)/(k-1)!. Shifting by one sums over all places before."""
+
+MAX_DEGREE = 3
+"""A search may take up to n^3; beyond that nothing is admitted, however short the text."""
+MAX_COUNT = 1e12
+MULTIPLY_UP_TO = 4096
+MAX_CELLS = 24
+MAX_STEPS = 1500
+
+Cell = tuple[Mask, Poly]
+Profile = list[Cell]
+"""Ways by the last character: disjoint masks, each with its ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Nanoseconds of one search: sum of terms[k] · C(n + k, k). `degree` is the power of n."""
+
+    terms: Poly
+
+    @property
+    def degree(self) -> int:
+        """The highest power of the text's length."""
+        return max((k for k, term in enumerate(self.terms) if term), default=0)
+
+    def milliseconds(self, characters: int) -> float:
+        """Return the bound for a text of so many characters."""
+        total, binomial = 0.0, 1.0
+        for k, term in enumerate(self.terms):
+            if k:
+                binomial = binomial * (characters + k) / k
+            total += term * binomial
+        return total / 1e6
+
+
+def cost_of(graph: Graph) -> Cost:
+    """Return the cost of a search. Raises Explosive, TooComplex."""
+    return _Analysis(graph).run()
+
+
+def _add(a: Poly, b: Poly) -> Poly:
+    if len(a) < len(b):
+        a, b = b, a
+    if len(b) == 2 == len(a):
+        return (a[0] + b[0], a[1] + b[1])
+    return (*[x + y for x, y in zip(a, b, strict=False)], *a[len(b) :])
+
+
+def _max(a: Poly, b: Poly) -> Poly:
+    if len(a) < len(b):
+        a, b = b, a
+    return (*[x if x > y else y for x, y in zip(a, b, strict=False)], *a[len(b) :])
+
+
+def _times(a: Poly, factor: float) -> Poly:
+    if factor == 1.0:
+        return a
+    return tuple([x * factor for x in a])
+
+
+def _piled(a: Poly) -> Poly:
+    """Return the ways summed over all places before: what a loop holds when all that entered it stay."""
+    if len(a) > MAX_DEGREE:
+        raise Explosive(f"a search takes more than the text's length to the power of {MAX_DEGREE}")
+    return (0.0, *a)
+
+
+class _Analysis:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.steps = 0
+        size = len(graph.high)
+        alphabet = graph.alphabet
+        self.all = alphabet.all | alphabet.edge
+        self.held: list[Poly] = [()] * size
+        """Ways to be at a position."""
+        self.left: list[Poly] = [()] * size
+        """Ways to go on from it."""
+        self.profiles: dict[int, Profile] = {}
+        self.sure = self._cannot_fail()
+        self.extra: dict[int, float] = {}
+        """What a position bears of the cost of its loops' hubs, which it comes to less often than at each character."""
+        self.shared = self._shared_hubs()
+
+    def step(self, count: int = 1) -> None:
+        self.steps += count
+        if self.steps > MAX_STEPS:
+            raise TooComplex("it takes too much work to analyse")
+
+    # -- where a match can no longer fail
+
+    def _cannot_fail(self) -> set[int]:
+        graph = self.graph
+        sure: set[int] = set()
+        waiting = [edge[0] for edge in graph.final if edge[3]]
+        while waiting:
+            node = waiting.pop()
+            if node in sure or graph.least[node] > 1:
+                continue  # A count that is not reached yet can still fail.
+            sure.add(node)
+            if node and graph.high[node] == 0:
+                waiting += [edge[0] for edge in graph.preds[node] if edge[3]]
+        return sure
+
+    def _shared_hubs(self) -> set[int]:
+        """Return the loops' hubs that only the one way of the sure positions comes to."""
+        graph = self.graph
+        return {
+            hub
+            for hub in graph.width
+            if graph.preds[hub]
+            and all(edge[0] in self.sure and graph.high[edge[0]] for edge in graph.preds[hub])
+        }
+
+    # -- the whole
+
+    def run(self) -> Cost:
+        graph = self.graph
+        alphabet = graph.alphabet
+        if 0 in self.sure:
+            # Matching nothing is a match: the first start succeeds.
+            self.profiles[0] = [(alphabet.edge, (1.0,))]
+            self.held[0] = self.left[0] = (1.0,)
+        else:
+            self.profiles[0] = [(alphabet.all, (0.0, 1.0)), (alphabet.edge, (1.0,))]
+            self.held[0] = self.left[0] = (0.0, 1.0)
+        for component in self._components():
+            if len(component) == 1 and not self._returns(component[0]):
+                self._single(component[0])
+            else:
+                self._knot(component)
+        return self._total()
+
+    def _returns(self, node: int) -> bool:
+        return any(edge[0] == node for edge in self.graph.preds[node])
+
+    def _components(self) -> list[list[int]]:
+        """Return the strongly connected components, predecessors first, without the sure positions' loops."""
+        graph = self.graph
+        size = len(graph.high)
+        if not graph.cyclic:
+            return [[node] for node in range(1, size)]
+        order: list[list[int]] = []
+        index = [0] * size
+        low = [0] * size
+        counter = 1
+        stack: list[int] = []
+        on_stack = [False] * size
+        for root in range(1, size):
+            if index[root]:
+                continue
+            work = [(root, iter(self._before(root)))]
+            index[root] = low[root] = counter
+            counter += 1
+            stack.append(root)
+            on_stack[root] = True
+            while work:
+                node, rest = work[-1]
+                for before in rest:
+                    if not index[before]:
+                        index[before] = low[before] = counter
+                        counter += 1
+                        stack.append(before)
+                        on_stack[before] = True
+                        work.append((before, iter(self._before(before))))
+                        break
+                    if on_stack[before]:
+                        low[node] = min(low[node], index[before])
+                else:
+                    work.pop()
+                    if work:
+                        low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                    if low[node] == index[node]:
+                        component = []
+                        while True:
+                            top = stack.pop()
+                            on_stack[top] = False
+                            component.append(top)
+                            if top == node:
+                                break
+                        order.append(component)
+        return order
+
+    def _before(self, node: int) -> list[int]:
+        """Return the nodes a node's ways come from; a sure position's number does not depend on any."""
+        if node in self.sure and self.graph.high[node]:
+            return []
+        return [edge[0] for edge in self.graph.preds[node] if edge[0]]
+
+    # -- ways in
+
+    def _profile(self, node: int) -> Profile:
+        profile = self.profiles.get(node)
+        if profile is None:
+            high = self.graph.high[node]
+            if high == ANYWHERE:
+                profile = [(self.all, self._most(self._cells(self.graph.preds[node], self.all)))]
+            elif high:
+                profile = [(high, self.left[node])]
+            else:
+                profile = self._cells(self.graph.preds[node], self.all)
+            self.profiles[node] = profile
+        return profile
+
+    def _cells(self, front: Front, after: Mask) -> Profile:
+        """Add up the ways of a front by last character, given the class of the next one."""
+        cells: Profile = []
+        for source, ways, guard, _ in front:
+            before = allowed(guard, after)
+            if not before:
+                continue
+            for mask, poly in self._profile(source):
+                mask &= before
+                if mask and poly:
+                    cells = self._split(cells, mask, _times(poly, ways))
+        return cells
+
+    def _split(self, cells: Profile, mask: Mask, poly: Poly) -> Profile:
+        """Add ways to the cells of a mask, cutting cells where it ends."""
+        self.step(len(cells) + 1)
+        found: Profile = []
+        for cell, held in cells:
+            common = cell & mask
+            if not common:
+                found.append((cell, held))
+                continue
+            found.append((common, _add(held, poly)))
+            rest = cell & ~mask
+            if rest:
+                found.append((rest, held))
+            mask &= ~cell
+        if mask:
+            found.append((mask, poly))
+        if len(found) > MAX_CELLS:
+            found = _fewer(found)
+        return found
+
+    def _into(self, front: Front, after: Mask) -> Poly:
+        """Return the ways into a place before one of `after`, for the worst last character."""
+        if len(front) == 1:
+            source, ways, guard, _ = front[0]
+            if guard is None and source and self.graph.high[source] > 0:
+                return _times(self.left[source], ways)
+        return self._most(self._cells(front, after))
+
+    def _most(self, cells: Profile) -> Poly:
+        if len(cells) == 1:
+            return cells[0][1]
+        most: Poly = ()
+        for _, poly in cells:
+            most = _max(most, poly)
+        if any(x > MAX_COUNT for x in most):
+            raise Explosive(f"there are over {MAX_COUNT:.0e} ways to be at one place")
+        return most
+
+    # -- one position
+
+    def _single(self, node: int) -> None:
+        graph = self.graph
+        high = graph.high[node]
+        if high == 0 or high == ANYWHERE:
+            self._profile(node)
+            return
+        least, most = graph.least[node], graph.most[node]
+        if node in self.sure:
+            once: Poly = (0.0, 1.0) if most == UNLIMITED or graph.cyclic else (float(min(most, 1 << 20)),)
+            self.held[node] = self.left[node] = once
+            return
+        run = graph.runs.get(node)
+        into = self._into(graph.preds[node], high if run is None else run[0])
+        if most == 1 or not into:
+            self.held[node] = self.left[node] = into
+            return
+        overlap = self._overlap(node, high)
+        held = self._held(into, overlap, most)
+        self.held[node] = held
+        if most != UNLIMITED and most - least + 1 < min(overlap, most):
+            # Each way in leaves after least..most characters, so few leave at one place.
+            self.left[node] = _times(into, float(most - least + 1))
+        else:
+            self.left[node] = held
+        if most == least and any(edge[0] == node and edge[3] for edge in graph.final):
+            # Whoever reaches the count ends the search, so all others fall short: by half, on average.
+            self.held[node] = _times(held, 0.5)
+
+    def _held(self, into: Poly, overlap: float, most: int) -> Poly:
+        """Return how many ways a loop holds, when at most `overlap` entries can be in it together."""
+        times = min(overlap, float(most))
+        if times > MULTIPLY_UP_TO:
+            return _piled(into)
+        held: Poly = (0.0, *[x * times for x in into[1:]])
+        if into[0]:
+            # What enters once in the whole text stays for as long as the loop lasts.
+            held = _add(held, (into[0] * most,) if most <= MULTIPLY_UP_TO else (0.0, into[0]))
+        return held
+
+    def _overlap(self, node: int, high: Mask) -> float:
+        """Bound how many places apart two ways can enter a loop over `high` and both still be in it."""
+        seen: dict[int, float] = {}
+        return 1.0 + self._trail(self.graph.preds[node], high, high, seen, node)
+
+    def _trail(self, front: Front, next_high: Mask, high: Mask, seen: dict[int, float], loop: int) -> float:
+        """Return the longest run of characters of `high` with which one can come to a front."""
+        longest = 0.0
+        for source, _, guard, _ in front:
+            self.step()
+            before = allowed(guard, next_high & high)
+            if source == loop or not before:
+                continue
+            kind = self.graph.high[source]
+            if source == 0:
+                if 0 in self.sure or not high & before & self.graph.alphabet.all:
+                    continue  # It comes from the start of the text, once.
+                return float(UNLIMITED)
+            if kind == ANYWHERE:
+                return float(UNLIMITED)
+            if source in seen:
+                length = seen[source]
+            elif kind == 0:
+                seen[source] = float(UNLIMITED) if self.graph.cyclic else 0.0
+                length = self._trail(self.graph.preds[source], next_high, high, seen, loop)
+                seen[source] = length
+            elif not kind & high & before:
+                length = 0.0
+            else:
+                length = self._trail_through(source, high, seen, loop)
+                if length >= UNLIMITED:
+                    return length
+            longest = max(longest, length)
+            if longest >= UNLIMITED:
+                break
+        return longest
+
+    def _trail_through(self, source: int, high: Mask, seen: dict[int, float], loop: int) -> float:
+        """Return the trail that ends with a position whose last character can be one of `high`."""
+        graph = self.graph
+        most = graph.most[source]
+        if most == UNLIMITED:
+            return float(UNLIMITED)
+        seen[source] = float(UNLIMITED)
+        kind, length = graph.high[source], float(most)
+        run = graph.runs.get(source)
+        if run is not None:
+            kind, length = run[0], 0.0
+            for mask in reversed(run):
+                if not mask & high:
+                    seen[source] = length
+                    return length
+                length += 1.0
+        length += self._trail(graph.preds[source], kind, high, seen, loop)
+        seen[source] = length
+        return length
+
+    def _knot(self, component: list[int]) -> None:
+        """Fill in a loop through hubs: each way in is in at most one way at each of its positions."""
+        graph = self.graph
+        knot = Knot(graph, component, self.step)
+        knot.must_not_explode()
+        entering: Profile = []
+        for _, targets, outside in knot.doors:
+            for target in targets:
+                ways = self._most(self._cells(outside, graph.high[target]))
+                if ways:
+                    entering = self._split(entering, graph.high[target], ways)
+        if not entering:
+            return
+        into = self._most(entering)
+        overlap = 1.0
+        if knot.entries_may_meet(self._lasts):
+            seen = dict.fromkeys(component, float(UNLIMITED))
+            for _, _, outside in knot.doors:
+                overlap = max(overlap, 1.0 + self._trail(outside, knot.union, knot.union, seen, -2))
+        held = self._held(into, overlap, UNLIMITED)
+        for node in knot.places:
+            self.held[node] = self.left[node] = held
+        if knot.deterministic:
+            # Each way in is in one place at a time, and comes to a hub once in `width` characters at most.
+            hubs = [hub for hub in knot.hubs if hub in graph.width]
+            share = sum(graph.spent[hub] / graph.width[hub] for hub in hubs)
+            self.shared.update(hubs)
+            for node in knot.places:
+                self.extra[node] = share
+        for hub in knot.hubs:
+            cells: Profile = []
+            for source, ways, _ in knot.sources(hub):
+                cells = self._split(cells, graph.high[source], _times(held, ways))
+            outside = [edge for edge in graph.preds[hub] if edge[0] not in knot.inside]
+            for mask, poly in self._cells(outside, self.all):
+                cells = self._split(cells, mask, poly)
+            self.profiles[hub] = cells
+
+    def _lasts(self, node: int) -> Mask:
+        """Return the characters that can be the last before a node's ways go on."""
+        mask = 0
+        for cell, _ in self._profile(node):
+            mask |= cell
+        return mask
+
+    # -- the sum
+
+    def _total(self) -> Cost:
+        """Add up what every position costs, for the worst character at each place."""
+        graph = self.graph
+        by_mask: dict[Mask, Poly] = {}
+        alone = 0.0
+        for node in range(len(graph.high)):
+            spent = graph.spent[node]
+            if node in self.sure and node and graph.high[node]:
+                # One way, at one position at a time: only the dearest counts.
+                alone = max(alone, graph.scan[node] + spent)
+                continue
+            if node in self.shared:
+                continue
+            if node == 0:
+                cells = [(mask, _times(poly, START_NS + spent)) for mask, poly in self.profiles[0]]
+            elif graph.high[node] in (0, ANYWHERE):
+                cells = [(mask, _times(poly, spent)) for mask, poly in self._profile(node)]
+            else:
+                spent += self.extra.get(node, 0.0)
+                cost = _times(self.held[node], graph.scan[node])
+                run = graph.runs.get(node)
+                if run is None:
+                    cells = [(graph.high[node], _add(cost, _times(self.left[node], spent)))]
+                else:
+                    cells = [(run[0], cost), (graph.high[node], _times(self.left[node], spent))]
+            for mask, poly in cells:
+                if poly:
+                    by_mask[mask] = _add(by_mask.get(mask, ()), poly)
+        for hub in self.shared:
+            if all(edge[0] in self.sure for edge in graph.preds[hub]):
+                alone += graph.spent[hub] / graph.width[hub]
+        by_mask[self.all] = _add(by_mask.get(self.all, ()), (0.0, alone))
+        wide = [(mask, poly) for mask, poly in by_mask.items() if mask & (mask - 1)]
+        cells = []
+        for mask, poly in wide:
+            cells = self._split(cells, mask, poly)
+        most = self._most(cells) if cells else ()
+        for mask, poly in by_mask.items():
+            if mask & (mask - 1) == 0:
+                for cell, held in cells:
+                    if cell & mask:
+                        poly = _add(poly, held)
+                        break
+                most = _max(most, poly)
+        return Cost(most)
+
+
+def _fewer(cells: Profile) -> Profile:
+    """Join cells into half as many, each with the most of its parts: more, never less."""
+    cells = sorted(cells, key=lambda cell: (len(cell[1]), cell[1][-1:]))
+    joined = []
+    for i in range(0, len(cells), 2):
+        pair = cells[i : i + 2]
+        mask, poly = pair[0]
+        if len(pair) == 2:
+            mask, poly = mask | pair[1][0], _max(poly, pair[1][1])
+        joined.append((mask, poly))
+    return joined
