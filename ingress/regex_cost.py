@@ -27,7 +27,7 @@ MAX_DEGREE = 3
 MAX_COUNT = 1e12
 MULTIPLY_UP_TO = 4096
 MAX_CELLS = 24
-MAX_STEPS = 1500
+MAX_STEPS = 1000
 
 Cell = tuple[Mask, Poly]
 Profile = list[Cell]
@@ -99,9 +99,11 @@ class _Analysis:
         self.left: list[Poly] = [()] * size
         """Ways to go on from it."""
         self.profiles: dict[int, Profile] = {}
+        self.enough = float(UNLIMITED)
+        """A trail as long as this need not be followed further."""
         self.sure = self._cannot_fail()
         self.extra: dict[int, float] = {}
-        """What a position bears of the cost of its loops' hubs, which it comes to less often than at each character."""
+        """What a position bears of the cost of its loops' hubs."""
         self.shared = self._shared_hubs()
 
     def step(self, count: int = 1) -> None:
@@ -147,7 +149,7 @@ class _Analysis:
             self.profiles[0] = [(alphabet.all, (0.0, 1.0)), (alphabet.edge, (1.0,))]
             self.held[0] = self.left[0] = (0.0, 1.0)
         for component in self._components():
-            if len(component) == 1 and not self._returns(component[0]):
+            if len(component) == 1 and (component[0] in self.sure or not self._returns(component[0])):
                 self._single(component[0])
             else:
                 self._knot(component)
@@ -270,7 +272,12 @@ class _Analysis:
             return cells[0][1]
         most: Poly = ()
         for _, poly in cells:
+            if len(poly) > 1:
+                # What happens once, at one place, is at most as much at each: then it adds nothing.
+                poly = (0.0, poly[0] + poly[1], *poly[2:])
             most = _max(most, poly)
+        if len(most) > 1 and most[0] <= most[1]:
+            most = (0.0, *most[1:])
         if any(x > MAX_COUNT for x in most):
             raise Explosive(f"there are over {MAX_COUNT:.0e} ways to be at one place")
         return most
@@ -318,8 +325,8 @@ class _Analysis:
 
     def _overlap(self, node: int, high: Mask) -> float:
         """Bound how many places apart two ways can enter a loop over `high` and both still be in it."""
-        seen: dict[int, float] = {}
-        return 1.0 + self._trail(self.graph.preds[node], high, high, seen, node)
+        self.enough = float(self.graph.most[node])
+        return 1.0 + self._trail(self.graph.preds[node], high, high, {}, node)
 
     def _trail(self, front: Front, next_high: Mask, high: Mask, seen: dict[int, float], loop: int) -> float:
         """Return the longest run of characters of `high` with which one can come to a front."""
@@ -349,7 +356,7 @@ class _Analysis:
                 if length >= UNLIMITED:
                     return length
             longest = max(longest, length)
-            if longest >= UNLIMITED:
+            if longest >= self.enough:
                 break
         return longest
 
@@ -369,7 +376,8 @@ class _Analysis:
                     seen[source] = length
                     return length
                 length += 1.0
-        length += self._trail(graph.preds[source], kind, high, seen, loop)
+        if length < self.enough:
+            length += self._trail(graph.preds[source], kind, high, seen, loop)
         seen[source] = length
         return length
 
@@ -389,6 +397,7 @@ class _Analysis:
         into = self._most(entering)
         overlap = 1.0
         if knot.entries_may_meet(self._lasts):
+            self.enough = float(UNLIMITED)
             seen = dict.fromkeys(component, float(UNLIMITED))
             for _, _, outside in knot.doors:
                 overlap = max(overlap, 1.0 + self._trail(outside, knot.union, knot.union, seen, -2))
@@ -397,18 +406,24 @@ class _Analysis:
             self.held[node] = self.left[node] = held
         if knot.deterministic:
             # Each way in is in one place at a time, and comes to a hub once in `width` characters at most.
-            hubs = [hub for hub in knot.hubs if hub in graph.width]
+            own = knot.inside | self.sure
+            hubs = [
+                hub
+                for hub in graph.width
+                if any(edge[0] in knot.inside for edge in graph.preds[hub])
+                and all(edge[0] in own for edge in graph.preds[hub])
+            ]
             share = sum(graph.spent[hub] / graph.width[hub] for hub in hubs)
             self.shared.update(hubs)
             for node in knot.places:
                 self.extra[node] = share
         for hub in knot.hubs:
             cells: Profile = []
-            for source, ways, _ in knot.sources(hub):
-                cells = self._split(cells, graph.high[source], _times(held, ways))
+            for source, count, _ in knot.sources(hub):
+                cells = self._split(cells, graph.high[source], _times(held, count))
             outside = [edge for edge in graph.preds[hub] if edge[0] not in knot.inside]
-            for mask, poly in self._cells(outside, self.all):
-                cells = self._split(cells, mask, poly)
+            for mask, more in self._cells(outside, self.all):
+                cells = self._split(cells, mask, more)
             self.profiles[hub] = cells
 
     def _lasts(self, node: int) -> Mask:
@@ -423,47 +438,54 @@ class _Analysis:
     def _total(self) -> Cost:
         """Add up what every position costs, for the worst character at each place."""
         graph = self.graph
-        by_mask: dict[Mask, Poly] = {}
+        sums: dict[Mask, list[float]] = {}
+
+        def bear(mask: Mask, poly: Poly, nanoseconds: float) -> None:
+            held = sums.get(mask)
+            if held is None:
+                sums[mask] = [x * nanoseconds for x in poly]
+                return
+            held += [0.0] * (len(poly) - len(held))
+            for k, x in enumerate(poly):
+                held[k] += x * nanoseconds
+
         alone = 0.0
-        for node in range(len(graph.high)):
+        for node, high in enumerate(graph.high):
             spent = graph.spent[node]
-            if node in self.sure and node and graph.high[node]:
-                # One way, at one position at a time: only the dearest counts.
-                alone = max(alone, graph.scan[node] + spent)
-                continue
-            if node in self.shared:
-                continue
-            if node == 0:
-                cells = [(mask, _times(poly, START_NS + spent)) for mask, poly in self.profiles[0]]
-            elif graph.high[node] in (0, ANYWHERE):
-                cells = [(mask, _times(poly, spent)) for mask, poly in self._profile(node)]
-            else:
-                spent += self.extra.get(node, 0.0)
-                cost = _times(self.held[node], graph.scan[node])
+            if high > 0 and node:
+                if node in self.sure:
+                    # One way, at one position at a time: only the dearest counts.
+                    alone = max(alone, graph.scan[node] + spent)
+                    continue
                 run = graph.runs.get(node)
-                if run is None:
-                    cells = [(graph.high[node], _add(cost, _times(self.left[node], spent)))]
-                else:
-                    cells = [(run[0], cost), (graph.high[node], _times(self.left[node], spent))]
-            for mask, poly in cells:
-                if poly:
-                    by_mask[mask] = _add(by_mask.get(mask, ()), poly)
+                bear(high if run is None else run[0], self.held[node], graph.scan[node])
+                bear(high, self.left[node], spent + self.extra.get(node, 0.0))
+            elif node and node not in self.shared:
+                for mask, poly in self._profile(node):
+                    bear(mask, poly, spent)
+        for (node, before), spent in graph.spent_after.items():
+            if node in self.sure and node and graph.high[node] > 0:
+                alone += spent
+                continue
+            for mask, poly in self._profile(node):
+                if mask & before:
+                    bear(mask & before, poly, spent)
         for hub in self.shared:
-            if all(edge[0] in self.sure for edge in graph.preds[hub]):
+            if any(edge[0] in self.sure for edge in graph.preds[hub]):
                 alone += graph.spent[hub] / graph.width[hub]
-        by_mask[self.all] = _add(by_mask.get(self.all, ()), (0.0, alone))
+        # A search starts nowhere after the place where that one way began.
+        starting = START_NS + graph.spent[0]
+        bear(self.all, (0.0, 1.0), alone if 0 in self.sure else max(alone, starting))
+        by_mask = {mask: tuple(held) for mask, held in sums.items()}
         wide = [(mask, poly) for mask, poly in by_mask.items() if mask & (mask - 1)]
-        cells = []
+        cells: Profile = []
         for mask, poly in wide:
             cells = self._split(cells, mask, poly)
         most = self._most(cells) if cells else ()
         for mask, poly in by_mask.items():
             if mask & (mask - 1) == 0:
-                for cell, held in cells:
-                    if cell & mask:
-                        poly = _add(poly, held)
-                        break
-                most = _max(most, poly)
+                beside = next((other for cell, other in cells if cell & mask), ())
+                most = _max(most, _add(poly, beside))
         return Cost(most)
 
 

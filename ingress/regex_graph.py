@@ -38,14 +38,14 @@ SCAN_CATEGORY_NS = 6.0
 REPEAT_ONE_NS = 20.0
 EXIT_NS = 11.0
 LAZY_NS = 12.0
-REPEAT_NS = 45.0
+REPEAT_NS = 32.0
 MARK_NS = 4.0
-BRANCH_NS = 14.0
-ALTERNATIVE_NS = 13.0
+BRANCH_NS = 12.0
+ALTERNATIVE_NS = 10.0
 LOOK_NS = 22.0
 
 MAX_NODES = 300
-MAX_WORK = 2500
+MAX_WORK = 2000
 MAX_WIDE = 6
 """More ways into a place than this are joined in a hub."""
 MAX_WAYS = 1e9
@@ -56,6 +56,8 @@ Guard = tuple[tuple[Mask, Mask], ...] | None
 Edge = tuple[int, float, Guard, bool]
 """(from, ways, guard, sure): `sure` when nothing here can make the match fail."""
 Front = list[Edge]
+Unit = tuple[Any, Any]
+"""A parsed item that consumes one character: its code and argument."""
 
 _TYPE_FLAGS = sre.SRE_FLAG_ASCII | sre.SRE_FLAG_LOCALE | sre.SRE_FLAG_UNICODE
 _REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
@@ -85,6 +87,8 @@ class Graph:
     scan: list[float] = field(default_factory=list)
     """Nanoseconds for consuming one character here."""
     spent: list[float] = field(default_factory=list)
+    spent_after: dict[tuple[int, Mask], float] = field(default_factory=dict)
+    """The same, but only where the last character was one of a mask."""
     runs: dict[int, list[Mask]] = field(default_factory=dict)
     """The classes of a node that stands for several characters in a row; `high` is the last of them."""
     width: dict[int, int] = field(default_factory=dict)
@@ -173,8 +177,15 @@ class Builder:
     def _spend(self, front: Front, nanoseconds: float) -> None:
         spent = self.graph.spent
         self._charge(len(front))
-        for source, ways, _, _ in front:
-            spent[source] += ways * nanoseconds
+        for source, ways, guard, _ in front:
+            if guard is None:
+                spent[source] += ways * nanoseconds
+                continue
+            before = 0
+            for mask, _ in guard:
+                before |= mask
+            key = (source, before)
+            self.graph.spent_after[key] = self.graph.spent_after.get(key, 0.0) + ways * nanoseconds
 
     def _merged(self, front: Front) -> Front:
         """Add up the ways that are the same, and join what is still too many."""
@@ -188,12 +199,19 @@ class Builder:
         merged = [(source, ways, guard, sure) for (source, guard, sure), ways in ways_of.items()]
         if any(edge[1] > MAX_WAYS for edge in merged):
             raise Explosive("there are over 10^9 ways to match nothing")
-        inside = [edge for edge in merged if edge[0] >= self._floor]
-        if len(inside) > MAX_WIDE:
-            hub = self._new(0, inside, 1, 1, 0.0)
-            merged = [edge for edge in merged if edge[0] < self._floor]
-            merged.append((hub, 1.0, None, True))
-        return merged
+        return self._joined(merged, [])
+
+    def _joined(self, front: Front, more: Front) -> Front:
+        """Put two fronts that share nothing together, and join in a hub what is too many."""
+        front = front + more
+        if len(front) <= MAX_WIDE:
+            return front
+        floor = self._floor
+        inside = [edge for edge in front if edge[0] >= floor]
+        if len(inside) <= MAX_WIDE:
+            return front
+        hub = self._new(0, inside, 1, 1, 0.0)
+        return [*[edge for edge in front if edge[0] < floor], (hub, 1.0, None, True)]
 
     def _guarded(self, front: Front, guard: Guard) -> Front:
         self._spend(front, ANCHOR_NS)
@@ -207,7 +225,7 @@ class Builder:
     # -- the constructs
 
     def _sequence(self, items: Any, front: Front, flags: int) -> Front:
-        run: list[Any] = []
+        run: list[Unit] = []
         for item in items:
             op, av = item
             if op in _UNITS:
@@ -244,8 +262,9 @@ class Builder:
                 raise TooComplex(f"the construct {op} is not modelled")
         return self._run(run, front, flags) if run and front else front
 
-    def _class(self, op: Any, av: Any, flags: int) -> tuple[Class, float, float]:
+    def _class(self, unit: Unit, flags: int) -> tuple[Class, float, float]:
         """Return a unit's class, the cost of testing it once, and of consuming one of a run."""
+        op, av = unit
         if op is sre.IN:
             return self._new_class(op, av, flags)
         known = self._classes.get((op, av, flags))
@@ -259,7 +278,7 @@ class Builder:
             low = alphabet.all if flags & sre.SRE_FLAG_DOTALL else alphabet.all & ~alphabet.newline
             return (low, low), LITERAL_NS, SCAN_ANY_NS
         if op is sre.IN:
-            slow = sum(_is_slow(*item) for item in av)
+            slow = sum(_is_slow(part, arg) for part, arg in av)
             test, scan = (CATEGORY_NS, SCAN_CATEGORY_NS) if slow else (CLASS_NS, SCAN_CLASS_NS)
             if slow > 1:
                 test, scan = test + CLASS_ITEM_NS * slow, scan + CLASS_ITEM_NS * slow
@@ -275,9 +294,9 @@ class Builder:
             return found, FOLDED_NS, FOLDED_NS
         return found, LITERAL_NS, SCAN_LITERAL_NS
 
-    def _unit(self, op: Any, av: Any, front: Front, flags: int) -> Front:
-        (_, high), test, scan = self._class(op, av, flags)
-        if op is sre.LITERAL and self._tail == front and not flags & sre.SRE_FLAG_IGNORECASE:
+    def _unit(self, unit: Unit, front: Front, flags: int) -> Front:
+        (_, high), test, scan = self._class(unit, flags)
+        if unit[0] is sre.LITERAL and self._tail == front and not flags & sre.SRE_FLAG_IGNORECASE:
             # The engine looks for a literal before it tries what follows a repeat of one class.
             self._spend(front, LITERAL_TAIL_NS - EXIT_NS)
         else:
@@ -286,14 +305,14 @@ class Builder:
             return []
         return [(self._new(high, front, 1, 1, scan), 1.0, None, True)]
 
-    def _run(self, units: list[Any], front: Front, flags: int) -> Front:
+    def _run(self, units: list[Unit], front: Front, flags: int) -> Front:
         """Take units in a row: as one node, except in a loop, where each is a place for two ways to meet."""
-        front = self._unit(*units[0], front, flags)
+        front = self._unit(units[0], front, flags)
         if len(units) == 1 or not front:
             return front
         if self._in_loop:
             for unit in units[1:]:
-                front = self._unit(*unit, front, flags)
+                front = self._unit(unit, front, flags)
                 if not front:
                     break
             return front
@@ -302,7 +321,7 @@ class Builder:
         masks, cost = [graph.high[node]], graph.scan[node]
         for unit in units[1:]:
             self._work += 1
-            (_, high), test, _ = self._class(*unit, flags)
+            (_, high), test, _ = self._class(unit, flags)
             if not high:
                 return []
             masks.append(high)
@@ -367,21 +386,21 @@ class Builder:
         return self._loop(least, most, body, front, flags)
 
     def _class_repeat(
-        self, op: Any, least: int, most: int, unit: Any, front: Front, flags: int, extra: float = 0.0
+        self, op: Any, least: int, most: int, unit: Unit, front: Front, flags: int, extra: float = 0.0
     ) -> Front:
-        (low, high), test, scan = self._class(*unit, flags)
+        (low, high), test, scan = self._class(unit, flags)
         if least == most == 1:
-            return self._unit(*unit, front, flags)
+            return self._unit(unit, front, flags)
         if not high:
             return front if least == 0 else []
         alphabet = self._alphabet
-        # In a loop a count tells apart what a loop of the class would not; elsewhere short ones are exact too.
+        # In a loop a count tells apart what a loop of the class would not.
         if most <= (12 if self._in_loop else 2) and (self._in_loop or least == most):
             end: Front = []
             for step in range(most):
                 if step >= least:
                     end += front
-                front = self._unit(*unit, front, flags)
+                front = self._unit(unit, front, flags)
                 self._spend(front, EXIT_NS)
             return self._merged(end + front)
         if most != UNLIMITED and self._in_loop:
@@ -400,7 +419,7 @@ class Builder:
         end = [(node, 1.0, guard, True)]
         if not lazy:
             self._tail = end
-        return self._merged([*front, *end]) if least == 0 else end
+        return self._joined(front, end) if least == 0 else end
 
     def _written_out(self, least: int, most: int, body: Any, front: Front, flags: int) -> Front:
         end: Front = []
@@ -504,7 +523,7 @@ class Builder:
         alphabet = self._alphabet
         anything = alphabet.all | alphabet.edge
         if len(body.data) == 1 and body.data[0][0] in _UNITS:
-            (low, high), test, _ = self._class(*body.data[0], flags)
+            (low, high), test, _ = self._class(body.data[0], flags)
             self._spend(front, LOOK_NS + test)
             side = anything & ~low if negative else high
             return self._guarded(front, ((anything, side),) if direction > 0 else ((side, anything),))
@@ -596,7 +615,7 @@ def _is_slow(op: Any, av: Any) -> bool:
 
 def _unwrapped(body: Any, flags: int) -> tuple[Any, list[int], int]:
     """Look through groups for a single class: (its item or None, the groups around it, its flags)."""
-    groups = []
+    groups: list[int] = []
     while len(body.data) == 1:
         op, av = body.data[0]
         if op in _UNITS:

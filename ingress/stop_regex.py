@@ -5,12 +5,12 @@ that backtracks stops the whole server. `admit` analyses a pattern once (`regex_
 `Admission.refusal` weighs what was found against the longest text it will be searched in.
 """
 
+import re
 import threading
 import warnings
 from dataclasses import dataclass
 from re import _compiler, _parser  # type: ignore[attr-defined]
 from re import _constants as sre  # type: ignore[attr-defined]
-from re import error as RegexError
 from typing import Any
 
 from .admission_cache import Cache
@@ -27,7 +27,7 @@ SHORTEST_TEXT = 256
 """A pattern is weighed for at least so many characters, however short the output: what is only harmless
 because nothing is there to be searched is not harmless."""
 LONGEST_LINEAR_TEXT = 32_000
-"""A linear pattern is weighed for at most so many characters: beyond, its search costs what any search does."""
+"""A linear pattern is weighed for at most so many characters: beyond, it costs what any search does."""
 MAX_ENUMERATED = 100_000
 """The engine's compiler walks through every character of a class's ranges: at most so many per pattern."""
 
@@ -67,9 +67,9 @@ class Admission:
         )
         why = f" ({self.why})" if self.why else ""
         return (
-            f"{show(self.pattern)} may take {took:.3g} ms to search in the {characters} characters this request's "
-            f"output can have, at most {LIMIT_MS:g} ms are allowed{power}{why}; bound its repeats, anchor it "
-            "with a literal, or lower max_new_tokens"
+            f"{show(self.pattern)} may take {took:.3g} ms to search in the {characters} characters this "
+            f"request's output can have, at most {LIMIT_MS:g} ms are allowed{power}{why}; bound its repeats, "
+            "anchor it with a literal, or lower max_new_tokens"
         )
 
 
@@ -78,13 +78,16 @@ def analyse(pattern: str) -> Admission:
     parsed = _parse(pattern)
     flags = parsed.state.flags
     codes, folds = _codes_of(pattern, parsed, flags)
-    try:
-        _compiler.compile(parsed)
-    except (RegexError, OverflowError, RecursionError, ValueError, RuntimeError) as error:
-        raise ValueError(str(error)) from None
+    if pattern.count("(?") != pattern.count("(?:"):
+        # The compiler refuses look-behinds without a fixed width and little else, nothing of it spelled
+        # plainly; whatever is not plain is compiled, to be sure.
+        try:
+            _compiler.compile(parsed)
+        except (re.error, OverflowError, RecursionError, ValueError, RuntimeError) as error:
+            raise ValueError(str(error)) from None
     widest = parsed.getwidth()[1]
     max_len = UNBOUNDED if widest >= UNBOUNDED else widest
-    before, after = _context(parsed, flags)
+    before, after = _context(parsed, flags) if _LOOKS_AROUND(pattern) else (0, 0)
     window = min(UNBOUNDED, max(1, max_len + before + after))
     builder = Builder(Alphabet(codes, folds=folds), parsed.state.groupwidths)
     why, cost = "", None
@@ -98,6 +101,7 @@ def analyse(pattern: str) -> Admission:
     return Admission(pattern, max_len, window, cost, why)
 
 
+_LOOKS_AROUND = re.compile(r"[\^$]|\\[bBAZ]|\(\?[=!<]").search
 _WARNING_SIGNS = ("[[", "[^[", "--", "&&", "~~", "||", "(?(")
 _warnings_lock = threading.Lock()
 
@@ -110,7 +114,7 @@ def _parse(pattern: str) -> Any:
                 warnings.simplefilter("ignore")
                 return _parser.parse(pattern)
         return _parser.parse(pattern)
-    except (RegexError, OverflowError, RecursionError, ValueError) as error:
+    except (re.error, OverflowError, RecursionError, ValueError) as error:
         raise ValueError(str(error)) from None
 
 
@@ -119,7 +123,7 @@ def _codes_of(pattern: str, parsed: Any, flags: int) -> tuple[set[int], bool]:
 
     Raises ValueError when the engine's compiler would walk through too many characters.
     """
-    folds = bool(flags & sre.SRE_FLAG_IGNORECASE) or "(?" in pattern and "i" in pattern
+    folds = bool(flags & sre.SRE_FLAG_IGNORECASE) or ("(?" in pattern and "i" in pattern)
     if pattern.isascii() and "\\" not in pattern:
         return set(), folds
     codes: set[int] = set()

@@ -1,0 +1,194 @@
+"""stop_regex admission: both lists of the reference, what is weighed against what, and the cache."""
+
+import threading
+import warnings
+
+import pytest
+from outfeed.ingress.admission_cache import Cache
+from outfeed.ingress.errors import BadRequest
+from outfeed.ingress.sampling import SamplingParams
+from outfeed.ingress.stop_regex import CACHE, UNBOUNDED, Admission, admit, analyse
+
+VOCAB = 1000
+
+# Each raises, hangs or takes seconds, whatever the text it is searched in.
+REFUSED = [
+    r"(a+)+b", r"(?:a+)+b", r"(a|a)*b", r"(?:.|.)*Z", r"(?:a*){10}b", r"a*a*a*a*a*a*a*a*b",
+    r".*.*.*.*.*.*.*.*Z", r"(?:.?){30}Z", r"(?:.?){255}Z", r"(?:.{0,1}.{0,1}.{0,1}){8}Z",
+    r"(?:(?:.?){15}){15}Z", r"(?:.?.?.?.?){60}Z", ".{0,1}" * 20 + "Z", ".{0,4}" * 12 + "Z",
+    r"(?:(?:a*){65535}){65535}", r"(?:){1048575}x", r"a{4294967295}", r"a{5000000000}",
+    "(", "[z-a]", "a{2,1}", "$*", r"\b{2}", "^+", "a?*", "a(?i)b", "(?-i)a", r"\p{L}", "(?<n>a)",
+    r"\x{41}", "(?<=a*)b",
+]  # fmt: skip
+ADMITTED = [
+    r"[.!?]\s*$", "and|or", "colou?r", r"\d{6}", "abc", r"\d+", "Answer: .*", "END(ING)?", "https?://",
+    r"(?i)\d{4}-\d{2}", r"\bword\b", "[a-f0-9]{40}", ".{100}", "(?:foo|bar)+", r"END(?=\n)", "(?P<n>a)",
+]  # fmt: skip
+# What a second dialect refuses for its spelling, and the engine takes.
+OVER_REJECTED = ["(?:foo|bar)+", r"END(?=\n)", r"(a)\1", r"a\Z", "a*b*"]
+
+
+def parse(pattern: str, **params: object) -> SamplingParams:
+    return SamplingParams.parse({"stop_regex": pattern, **params}, vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize("pattern", REFUSED)
+def test_refused_however_short_the_output(pattern: str) -> None:
+    for limit in (1, 128, None):
+        with pytest.raises(BadRequest) as caught:
+            parse(pattern, max_new_tokens=limit)
+        assert caught.value.status == 400
+        assert caught.value.field.startswith("sampling_params.stop_regex[0]")
+
+
+@pytest.mark.parametrize("pattern", sorted({*ADMITTED, *OVER_REJECTED}))
+def test_admitted_however_long_the_output(pattern: str) -> None:
+    for limit in (1, 64, 32_000, None):
+        parse(pattern, max_new_tokens=limit)
+
+
+# Quadratic in the text: what the reference server admits after looking at 88 characters.
+@pytest.mark.parametrize("pattern", [r"\s+$", r"\d+x", r"(?i)[a-z]+\d"])
+def test_a_quadratic_search_is_weighed_against_the_longest_output(pattern: str) -> None:
+    parse(pattern, max_new_tokens=32)
+    with pytest.raises(BadRequest) as caught:
+        parse(pattern, max_new_tokens=32_000)
+    assert "to the power of 2" in caught.value.message
+    assert "256000 characters" in caught.value.message
+    assert "ms" in caught.value.message
+
+
+def test_trailing_space_is_admitted_for_64_tokens() -> None:
+    parse(r"\s+$", max_new_tokens=64)
+
+
+def test_the_context_limits_the_output_too() -> None:
+    params = {"stop_regex": r"\s+$", "max_new_tokens": None}
+    SamplingParams.parse(params, vocab_size=VOCAB, max_output_tokens=64)
+    with pytest.raises(BadRequest, match="power of 2"):
+        SamplingParams.parse(params, vocab_size=VOCAB, max_output_tokens=8000)
+
+
+LINEAR = [
+    r"\b[a-z]+:", r"(?<!\d)\d+:", r"(?m)^.*END", r"^.*END", r"\A\s*\S+\s*=", r"(?:\w+\s)*", r"(?:\w+\s?)+",
+    r"\{(?:[^{}]|\{[^{}]*\})*\}", r"x(?:ab|cd)*y", r"(?:yes|no|maybe)[.!]?", r"\bfoo(?!bar)", r"(?>abc)",
+    r"(\w)\1\1", r"[A-Z][a-z]+ [A-Z][a-z]+\.", r"(?i:stop)", r"(?x) stop \s here", r"(a)?(?(1)b|c)",
+    r"\n\n(?=User:)", r"[一-龥]{2,8}。", "🙂+", r"(?:a|b|c)+", r".*", r"(?s).*",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", LINEAR)
+def test_linear_is_admitted_however_it_is_spelled(pattern: str) -> None:
+    found = analyse(pattern)
+    assert found.cost is not None
+    assert found.cost.degree <= 1
+    assert found.refusal(32_000) is None
+
+
+EXPONENTIAL = [
+    r"(?:a|ab|b)*c", r"(?:\w+\s?)+$", r"(?:a?a?)*b", r"((a*)b?)*c", r"(?:(?=a)a|a)*b", r"(x+x+)+y",
+    r"^(?:[a-z]+)*$", r"(?:a|a?)+b", r"(.*?,)*x", r"(?:a{1,20}){2,40}b",
+    r"(?:a|aa)+b", r"(?:.|\n)*?(?:x|y|.)*z", r"(?:ab?c?|b?c|abc)*d",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", EXPONENTIAL)
+def test_exponential_is_refused_however_it_is_spelled(pattern: str) -> None:
+    assert analyse(pattern).refusal(1) is not None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "max_len", "window"),
+    [
+        ("abc", 3, 3), (r"\d{2,5}", 5, 5), ("a|bcd", 3, 3), ("a+", UNBOUNDED, UNBOUNDED), (r"(ab)\1", 4, 4),
+        (r"END(?=\n\n)", 3, 5), (r"(?<=ab)c", 1, 3), (r"\bword\b", 4, 6), (r"a\Z", 1, 3), ("", 0, 1),
+        ("^abc", 3, UNBOUNDED), (r"(?m)^abc", 3, 5), (r"(a)?(?(1)bc|d)", 3, 3), ("(?:ab){3}", 6, 6),
+        ("(?>a|bc)d", 3, 3), ("a{0}", 0, 1), ("🙂é", 2, 2), (r"(?:a?){4}", 4, 4),
+    ],
+)  # fmt: skip
+def test_the_length_bound_is_finite_where_it_is(pattern: str, max_len: int, window: int) -> None:
+    found = analyse(pattern)
+    assert (found.max_len, found.window) == (max_len, window)
+
+
+def test_what_is_not_modelled_says_so() -> None:
+    assert "back-reference" in analyse(r"(a+)\1b").why
+    assert "possessive" in analyse(r"(?:a+b)++c").why
+
+
+def test_classes_that_take_the_engine_long_to_compile_are_refused() -> None:
+    with pytest.raises(BadRequest, match="span"):
+        admit("[Ā-\uffff]" * 30, "stop_regex")
+    admit("[一-龥]+", "stop_regex")
+
+
+def test_the_parsers_warnings_reach_nobody() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        admit("[[a]b", "stop_regex")
+        admit("[+--]x", "stop_regex")
+    assert seen == []
+
+
+def test_an_admission_is_kept_and_does_not_depend_on_who_asked() -> None:
+    CACHE.clear()
+    pattern = r"\s+$"
+    parse(pattern, max_new_tokens=8)
+    kept = CACHE.get(pattern)
+    assert kept == analyse(pattern)
+    with pytest.raises(BadRequest):
+        parse(pattern, max_new_tokens=32_000)
+    assert CACHE.get(pattern) is kept
+    parse(pattern, max_new_tokens=8)
+
+
+def test_only_what_can_be_admitted_is_kept() -> None:
+    CACHE.clear()
+    for pattern in ("(a+)+b", "(", "a{4294967295}"):
+        with pytest.raises(BadRequest):
+            parse(pattern)
+        assert CACHE.get(pattern) is None
+
+
+def test_the_cache_keeps_what_is_in_use_and_never_more_than_it_may() -> None:
+    cache: Cache[str] = Cache(512)
+    for turn in range(5000):
+        cache.put(f"k{turn}", str(turn))
+        assert len(cache) <= 512
+        if turn:
+            assert cache.get("k0") == "0"
+    assert cache.get("k4999") == "4999"
+    assert cache.get("k4800") == "4800"
+    assert cache.get("k1") is None
+    with pytest.raises(ValueError, match="at least 2"):
+        Cache(1)
+
+
+def test_threads_read_and_fill_the_cache_together() -> None:
+    cache: Cache[str] = Cache(64)
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        for turn in range(3000):
+            key = str((turn * seed) % 100)
+            value = cache.get(key)
+            if value is None:
+                cache.put(key, key)
+            elif value != key:
+                wrong.append(key)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 7, 11, 13)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(cache) <= 64 + 4
+
+
+def test_an_admission_can_be_compared_and_not_changed() -> None:
+    found = analyse("abc")
+    assert found == analyse("abc")
+    assert isinstance(found, Admission)
+    with pytest.raises(AttributeError):
+        found.max_len = 5  # type: ignore[misc]
