@@ -13,19 +13,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from demo_cases import Case, beyond, make_cases
+from numpy.typing import NDArray
 from outfeed.gateway.front import Front
 from outfeed.ring.board import Role
 from outfeed.ring.errors import RingError
 from outfeed.shards.launcher import LaunchError, find_tokenizer
-from outfeed.sidecar.replay import load_corpus, load_text
+from outfeed.sidecar.replay import load_corpus, load_text, replay_start
+from outfeed.sidecar.replay_columns import replay_logprobs, replay_top_logprobs
 from outfeed.sink import Done, Error, Frame
+from outfeed.sink.columns import Columns, Flat, Ragged
 from pipeline import Pipeline, PipelineError, demo_tokenizer
 from rich.console import Console, Group
 from rich.live import Live
@@ -34,6 +37,22 @@ from rich.table import Table
 from rich.text import Text
 
 LIVE_STREAMS = 4
+NONE = np.empty(0, dtype=np.float32)
+
+
+def _part(name: str, values: bool) -> Callable[[Columns], NDArray[Any]]:
+    """Return what takes one column out of an event's, empty when it has none."""
+
+    def take(columns: Columns) -> NDArray[Any]:
+        part: Flat | Ragged | None = getattr(columns, name)
+        return NONE if part is None else part.values if values else part.ids
+
+    return take
+
+
+LOGPROB_PARTS = [
+    _part(name, values) for name in ("output_logprobs", "output_top_logprobs") for values in (True, False)
+]
 DEFAULT_TEXT = Path(__file__).parent / "data" / "multilingual.txt"
 
 
@@ -48,6 +67,21 @@ class Outcome:
     reason: str = ""
     error: str = ""
     latencies_ns: list[int] = field(default_factory=list)
+    logprobs: list[Columns] = field(default_factory=list)
+
+    def logprob_mismatches(self, top: int) -> int:
+        """Count the log probabilities that are not those generated; one that is missing counts too."""
+        if not top:
+            return 0
+        got = [np.concatenate([part(each) for each in self.logprobs] or [NONE]) for part in LOGPROB_PARTS]
+        ids = np.array(self.case.ids[: self.tokens], dtype=np.int32)
+        values = replay_logprobs(replay_start(self.case.rid, self.case.corpus), ids)
+        want = [values, ids, *(each.reshape(-1) for each in replay_top_logprobs(values, ids, top))]
+        wrong = 0
+        for a, b in zip(got, want, strict=True):
+            both = min(len(a), len(b))
+            wrong += max(len(a), len(b)) - int(np.count_nonzero(a[:both] == b[:both]))
+        return wrong
 
     def mismatch(self, tokenizer: Any) -> str:
         """Say how the stream differs from the truth; "" when it does not."""
@@ -81,6 +115,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--steps-per-second", type=float, default=150.0, help="decode steps per second; 0: no limit"
     )
     parser.add_argument("--tokens-per-step", type=int, default=1, help="a row carries 1 to this many tokens")
+    parser.add_argument(
+        "--logprobs", type=int, default=0, metavar="K", help="ask for top-K logprobs, check them"
+    )
     parser.add_argument("--instance", default=f"demo-{os.getpid()}", help="instance name (default: demo-PID)")
     parser.add_argument("--seed", type=int, default=1, help="decides lengths and stops (default 1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -90,10 +127,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-async def follow(front: Front, case: Case, outcome: Outcome, started: asyncio.Event) -> None:
+async def follow(front: Front, outcome: Outcome, logprobs: int, started: asyncio.Event) -> None:
     """Submit one request and read its stream to the end."""
+    case = outcome.case
     await started.wait()
     body = {"rid": case.rid, "input_ids": case.prompt, "sampling_params": case.params, "stream": True}
+    if logprobs:
+        body |= {"return_logprob": True, "top_logprobs_num": logprobs}
     (stream,) = await front.submit(body)
     async with stream:
         async for item in stream:
@@ -103,6 +143,8 @@ async def follow(front: Front, case: Case, outcome: Outcome, started: asyncio.Ev
                     outcome.text.append(event.text)
                     outcome.ids += event.ids.tolist()
                     outcome.tokens += event.generated
+                    if event.columns is not None:
+                        outcome.logprobs.append(event.columns)
                     if event.finish is not None:
                         outcome.reason = event.finish.type
                 case Error():
@@ -133,11 +175,11 @@ class Display:
 
 
 async def stream_all(
-    front: Front, outcomes: list[Outcome], pipeline: Pipeline, show: Console | None
+    front: Front, outcomes: list[Outcome], logprobs: int, pipeline: Pipeline, show: Console | None
 ) -> float:
     """Stream every case at once; return the seconds it took."""
     started = asyncio.Event()
-    tasks = [asyncio.create_task(follow(front, outcome.case, outcome, started)) for outcome in outcomes]
+    tasks = [asyncio.create_task(follow(front, outcome, logprobs, started)) for outcome in outcomes]
     begin = time.monotonic()
     started.set()
     display = Display(outcomes, show) if show else None
@@ -183,13 +225,15 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         cases = make_cases(tokenizer, load_corpus(tokenizer, text), args.requests, args.seed)
         outcomes = [Outcome(case) for case in cases]
         with Front.attach(args.instance) as front:
-            seconds = asyncio.run(stream_all(front, outcomes, pipeline, show))
-            figures = _figures(front, outcomes, seconds, tokenizer)
+            seconds = asyncio.run(stream_all(front, outcomes, args.logprobs, pipeline, show))
+            figures = _figures(front, outcomes, seconds, tokenizer, args.logprobs)
     leaked = pipeline.leaked_segments()
     return figures | {"leaked_segments": len(leaked)}
 
 
-def _figures(front: Front, outcomes: list[Outcome], seconds: float, tokenizer: Any) -> dict[str, Any]:
+def _figures(
+    front: Front, outcomes: list[Outcome], seconds: float, tokenizer: Any, logprobs: int
+) -> dict[str, Any]:
     wrong = [(outcome.case.rid, why) for outcome in outcomes if (why := outcome.mismatch(tokenizer))]
     tokens = sum(outcome.tokens for outcome in outcomes)
     latencies = np.array([ns for outcome in outcomes for ns in outcome.latencies_ns] or [0]) / 1e3
@@ -198,6 +242,7 @@ def _figures(front: Front, outcomes: list[Outcome], seconds: float, tokenizer: A
         "requests": len(outcomes),
         "verified": len(outcomes) - len(wrong),
         "mismatched": len(wrong),
+        "logprob_mismatches": sum(outcome.logprob_mismatches(logprobs) for outcome in outcomes),
         "mismatches": [f"{rid}: {why}" for rid, why in wrong[:20]],
         "tokens": tokens,
         "seconds": round(seconds, 3),
@@ -246,7 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(result))
     else:
         print_summary(result, console)
-    return 0 if result["mismatched"] == 0 and result["leaked_segments"] == 0 else 1
+    wrong = result["mismatched"] + result["logprob_mismatches"] + result["leaked_segments"]
+    return 0 if wrong == 0 else 1
 
 
 if __name__ == "__main__":

@@ -18,14 +18,15 @@ from outfeed.sidecar.replay import replay_start
 class Case:
     """One request and what its stream must be.
 
-    prompt: its input ids. ids: every id the scheduler may generate for it, up to its limit. text: the exact
-    text. reason: the type of its finish reason. kind: what the case tries.
+    prompt: its input ids. corpus: tokens of the replayed text. ids: every id the scheduler may generate for
+    it, up to its limit. text: the exact text. reason: the type of its finish reason. kind: what it tries.
     """
 
     rid: str
     prompt: list[int]
     kind: str
     params: dict[str, Any]
+    corpus: int
     ids: list[int]
     text: str
     reason: str
@@ -45,7 +46,7 @@ def _make(tokenizer: Any, corpus: NDArray[np.int32], rid: str, number: int, rng:
     ids = [int(corpus[(start + k) % corpus.size]) for k in range(limit)]
     params: dict[str, Any] = {"max_new_tokens": limit}
     prompt = [int(corpus[(start - k) % corpus.size]) for k in range(rng.randint(1, 32), 0, -1)]
-    plain = Case(rid, prompt, "plain", params, ids, beyond(tokenizer, prompt, ids), "length")
+    plain = Case(rid, prompt, "plain", params, corpus.size, ids, beyond(tokenizer, prompt, ids), "length")
     match number % 10:
         case 3:
             return _stop_string(tokenizer, plain, rng)
@@ -66,7 +67,9 @@ def _stop_string(tokenizer: Any, case: Case, rng: random.Random) -> Case:
     keep = rng.random() < 0.3
     cut = case.text.index(stop) + (len(stop) if keep else 0)
     params = case.params | {"stop": [stop], "no_stop_trim": keep}
-    return Case(case.rid, case.prompt, "stop string", params, case.ids, case.text[:cut], "stop", keep)
+    return Case(
+        case.rid, case.prompt, "stop string", params, case.corpus, case.ids, case.text[:cut], "stop", keep
+    )
 
 
 def _stop_token(tokenizer: Any, case: Case, rng: random.Random) -> Case:
@@ -74,7 +77,14 @@ def _stop_token(tokenizer: Any, case: Case, rng: random.Random) -> Case:
     ids = case.ids[: case.ids.index(stop) + 1]
     params = case.params | {"stop_token_ids": [stop]}
     return Case(
-        case.rid, case.prompt, "stop token", params, ids, beyond(tokenizer, case.prompt, ids[:-1]), "stop"
+        case.rid,
+        case.prompt,
+        "stop token",
+        params,
+        case.corpus,
+        ids,
+        beyond(tokenizer, case.prompt, ids[:-1]),
+        "stop",
     )
 
 

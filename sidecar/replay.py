@@ -24,10 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ring.errors import RingError, RingFull
+from ..ring.families import Family
 from ..ring.finish import FinishReason
-from ..ring.frames import Abort, Control, Generate
+from ..ring.frames import Abort, Control, Generate, LogprobOptions
 from ..ring.process import die_with_parent
 from .port import MAX_ROWS, SchedulerPort
+from .replay_columns import logprob_families
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +148,7 @@ class Replay:
         self._left = np.zeros(self._options.batch, dtype=np.int64)
         self._limit = np.zeros(self._options.batch, dtype=np.int64)
         self._stops: dict[int, _Stops] = {}  # route → stops, for the few requests that have any
+        self._logprobs: dict[int, LogprobOptions] = {}  # route → what it wants beside its tokens
         self.steps = 0
         self.tokens = 0
         self.aborted = 0
@@ -193,7 +196,9 @@ class Replay:
         finishes = self._finishes(rows, counts, ids)
         if self._stops:
             counts, ids = self._apply_stops(counts, ids, finishes)
-        self._push(self._routes[:rows], ids, None if self._options.tokens_per_step == 1 else counts, finishes)
+        families = self._families(counts, ids) if self._logprobs else None
+        plain = None if self._options.tokens_per_step == 1 else counts
+        self._push(self._routes[:rows], ids, plain, finishes, families)
         self._position[:rows] += counts
         self._left[:rows] -= counts
         self.steps += 1
@@ -233,16 +238,29 @@ class Replay:
                 counts[row] = kept
         return counts, ids if keep.all() else ids[keep]
 
+    def _families(self, counts: NDArray[np.uint32], ids: NDArray[np.int32]) -> list[Family | None]:
+        ends = np.cumsum(counts, dtype=np.int64)
+        wanting = sorted((self._at[route], options) for route, options in self._logprobs.items())
+        return logprob_families(
+            [
+                (row, options, int(self._position[row]), ids[ends[row] - counts[row] : ends[row]])
+                for row, options in wanting
+            ]
+        )
+
     def _push(
         self,
         routes: NDArray[np.uint64],
         ids: NDArray[np.int32],
         counts: NDArray[np.uint32] | None,
         finishes: dict[int, FinishReason],
+        families: Sequence[Family | None] | None = None,
     ) -> None:
         while self._port.alive:
             try:
-                self._port.push_tokens(routes, ids, counts, finishes=finishes, timeout=PUSH_WAIT_S)
+                self._port.push_tokens(
+                    routes, ids, counts, finishes=finishes, families=families, timeout=PUSH_WAIT_S
+                )
                 return
             except RingFull:
                 log.warning("the step ring has been full for %.1f s; pushing again", PUSH_WAIT_S)
@@ -263,6 +281,8 @@ class Replay:
         self._routes[row] = request.route
         self._position[row] = replay_start(request.rid, self._corpus.size)
         self._left[row] = self._limit[row] = limit
+        if request.logprobs.return_logprob or request.logprobs.top_logprobs_num:
+            self._logprobs[request.route] = request.logprobs
         if stops := _Stops.of(request.sampling_params):
             self._stops[request.route] = stops
 
@@ -277,6 +297,7 @@ class Replay:
         """Take a request out of the batch; the last row moves into its place."""
         row = self._at.pop(route)
         self._stops.pop(route, None)
+        self._logprobs.pop(route, None)
         last = len(self._at)
         if row != last:
             for column in (self._routes, self._position, self._left, self._limit):

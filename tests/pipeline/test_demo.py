@@ -37,6 +37,16 @@ def test_every_stream_is_right_with_a_real_tokenizer_and_text() -> None:
     assert 0 < result["step_to_sink_us"]["p50"] <= result["step_to_sink_us"]["p99"]
 
 
+def test_every_logprob_that_was_asked_for_arrives(small_tokenizer: Path, small_text: Path) -> None:
+    done = demo(
+        "--tokenizer", str(small_tokenizer), "--text", str(small_text), "--requests", "20",
+        "--steps-per-second", "0", "--tokens-per-step", "4", "--logprobs", "5",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert (result["verified"], result["logprob_mismatches"]) == (20, 0)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

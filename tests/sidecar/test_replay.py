@@ -1,0 +1,174 @@
+"""The replay scheduler: what it gives each request, and when it stops."""
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from outfeed.ring.batch import decode_batch
+from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, LogprobOptions, Result, Tag, decode
+from outfeed.ring.route import make_route
+from outfeed.sidecar import FinishReason, SchedulerPort
+from outfeed.sidecar.replay import Replay, ReplayOptions, replay_start
+from outfeed.sidecar.replay_columns import replay_logprobs
+
+from .conftest import Bench
+
+CORPUS = np.arange(1000, 1200, dtype=np.int32)
+
+
+class Letters:
+    """A tokenizer whose token n is the letter n modulo 26."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(97 + token % 26) for token in ids)
+
+
+def route(slot: int) -> int:
+    return make_route(0, 0, slot, 1)
+
+
+def generate(slot: int, logprobs: LogprobOptions | None = None, **params: Any) -> Generate:
+    prompt = array("i", [7, 8]).tobytes()
+    return Generate(route(slot), f"rid-{slot}", prompt, params, logprobs or LogprobOptions())
+
+
+def expected(slot: int, count: int) -> list[int]:
+    start = replay_start(f"rid-{slot}", len(CORPUS))
+    return [int(CORPUS[(start + k) % len(CORPUS)]) for k in range(count)]
+
+
+@pytest.fixture
+def port(bench: Bench) -> Iterator[SchedulerPort]:
+    with SchedulerPort.attach(bench.name) as port:
+        yield port
+
+
+def serve(bench: Bench, replay: Replay, steps: int = 100) -> dict[int, tuple[list[int], FinishReason | None]]:
+    """Let it run; return each slot's ids and finish reason as a shard sees them."""
+    got: dict[int, tuple[list[int], FinishReason | None]] = {}
+    replay.receive()
+    for _ in range(steps):
+        replay.step()
+        for _, tag, body in bench.shard.read():
+            assert tag == Tag.BATCH
+            batch = decode_batch(body)
+            ends, at = dict(batch.finishes), 0
+            for row in range(batch.rows):
+                slot, count = int(batch.routes[row]) & 0xFFFFF, int(batch.counts[row])
+                ids, before = got.get(slot, ([], None))
+                assert before is None, "a row after its request had ended"
+                assert int(batch.first[row]) == len(ids)
+                got[slot] = (ids + batch.ids[at : at + count].tolist(), ends.get(row))
+                at += count
+        bench.shard.release()
+        replay.receive()
+    return got
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 16])
+def test_each_request_gets_its_place_in_the_text_up_to_its_limit(
+    bench: Bench, port: SchedulerPort, tokens_per_step: int
+) -> None:
+    replay = Replay(port, CORPUS, options=ReplayOptions(tokens_per_step=tokens_per_step))
+    bench.send(*(generate(slot, max_new_tokens=limit) for slot, limit in ((1, 5), (2, 1), (3, 40), (4, 0))))
+    assert serve(bench, replay) == {
+        slot: (expected(slot, limit), FinishReason.length(limit))
+        for slot, limit in ((1, 5), (2, 1), (3, 40), (4, 0))
+    }
+    assert replay.running == 0
+
+
+def test_more_requests_than_the_batch_holds_wait_their_turn(bench: Bench, port: SchedulerPort) -> None:
+    replay = Replay(port, CORPUS, options=ReplayOptions(batch=2))
+    bench.send(*(generate(slot, max_new_tokens=3) for slot in range(7)))
+    replay.receive()
+    assert replay.running == 2
+    got = serve(bench, replay)
+    assert got == {slot: (expected(slot, 3), FinishReason.length(3)) for slot in range(7)}
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 5])
+def test_stops_end_a_request(bench: Bench, port: SchedulerPort, tokens_per_step: int) -> None:
+    replay = Replay(port, CORPUS, Letters(), ReplayOptions(tokens_per_step=tokens_per_step))
+    text = Letters().decode(expected(2, 40))
+    bench.send(
+        generate(1, max_new_tokens=40, stop_token_ids=[expected(1, 40)[12], 5]),
+        generate(2, max_new_tokens=40, stop_strs=["no such", text[9:13]], stop_str_max_len=7),
+        generate(3, max_new_tokens=40, stop_regex_strs=["[" + Letters().decode(expected(3, 9)[8:9]) + "]"]),
+        generate(4, max_new_tokens=9, stop_token_ids=[1], stop_strs=["no such"]),
+    )
+    got = serve(bench, replay)
+    assert got[1] == (expected(1, 13), FinishReason.stop(expected(1, 40)[12]))
+    assert got[2][1] == FinishReason.stop(text[9:13])
+    assert text[9:13] in Letters().decode(got[2][0])
+    assert got[2][0] == expected(2, len(got[2][0]))
+    assert got[3][1] is not None
+    assert got[3][1].type == "stop"
+    assert got[4] == (expected(4, 9), FinishReason.length(9))
+
+
+def test_an_abort_ends_a_request_running_or_waiting(bench: Bench, port: SchedulerPort) -> None:
+    replay = Replay(port, CORPUS, options=ReplayOptions(batch=2))
+    bench.send(*(generate(slot, max_new_tokens=None) for slot in range(4)))
+    replay.receive()
+    bench.send(Abort(route(0)), Abort(route(3)), Abort(route(9)))
+    replay.receive()
+    assert replay.running == 2
+    bench.send(Abort(route(1)), Abort(route(2)))
+    replay.receive()
+    assert replay.running == 0
+    assert replay.aborted == 4
+
+
+def test_control_requests_are_answered(bench: Bench, port: SchedulerPort) -> None:
+    replay = Replay(port, CORPUS)
+    bench.send(*(Control(route(n), "c", op) for n, op in enumerate(("health", "flush_cache", "dance"), 1)))
+    replay.receive()
+    health, flush, dance = (decode(tag, body) for _, tag, body in bench.shard.read())
+    assert health == Result(route(1), b'{"healthy":true}')
+    assert flush == Result(route(2), b'{"success":true}')
+    assert isinstance(dance, ErrorFrame)
+    assert (dance.status, dance.route) == (400, route(3))
+    assert "'dance' is unknown" in dance.message
+
+
+def test_logprobs_go_to_those_who_asked(bench: Bench, port: SchedulerPort) -> None:
+    replay = Replay(port, CORPUS, options=ReplayOptions(tokens_per_step=4))
+    wants = LogprobOptions(return_logprob=True, top_logprobs_num=3)
+    bench.send(generate(1, max_new_tokens=9), generate(2, wants, max_new_tokens=9))
+    values: list[float] = []
+    replay.receive()
+    while replay.running:
+        replay.step()
+        for _, _, body in bench.shard.read():
+            batch = decode_batch(body)
+            flat, top = (batch.families[0], batch.families[2]) if batch.families else (None, None)
+            if flat is not None and top is not None:
+                assert [int(batch.routes[row]) for row in flat.rows] == [route(2)]
+                assert top.lengths is not None
+                assert set(top.lengths.tolist()) == {3}
+                values += flat.values.tolist()
+        bench.shard.release()
+    start = replay_start("rid-2", len(CORPUS))
+    assert values == replay_logprobs(start, np.array(expected(2, 9), dtype=np.int32)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "a batch of 0 rows"),
+        ({"batch": 1 << 17}, "a batch of 131072 rows"),
+        ({"tokens_per_step": 0}, "0 tokens per step"),
+        ({"steps_per_second": -1.0}, "-1.0 steps per second"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ReplayOptions(**options)
+
+
+def test_an_empty_text_is_refused(port: SchedulerPort) -> None:
+    with pytest.raises(ValueError, match="has no tokens"):
+        Replay(port, np.empty(0, dtype=np.int32))
