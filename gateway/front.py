@@ -23,6 +23,7 @@ from ..ring import Doorbell, RingStats, wait
 from ..ring.board import Board, Phase, Role, State
 from ..ring.instance import Instance
 from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
+from .restoring import Restoring
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ TICK_S: Final = 0.1
 """How often a busy front looks at the board and shows its own heartbeat."""
 IDLE_S: Final = 0.5
 """The same for an idle one: how long it sleeps at a time."""
+RETRY_S: Final = 0.02
+"""How soon a frame that found its ring full is tried again."""
 
 
 class Stream:
@@ -96,10 +99,16 @@ class Front:
         self._writers = (control, request)
         self.routes = RouteTable(reader, config.shards, config.slots)
         self.ingress = Ingress(control, request, self.routes)
-        self.reader = Reader(self._consumer, self.ingress.abort, self.ingress.end)
+        self.ingress.attach()
+        self.reader = Reader(self._consumer, self.ingress.abort, self.ingress.end, self._take_over)
+        self._restoring = Restoring(self.ingress, self._lost)
+        self._schedulers = {row.index: row.owner for row in instance.board.rows(Role.SCHEDULER) if row.alive}
+        self._gone = False
         self._tokenize = Tokenize(model)
         self._stop = threading.Event()
+        self._looking = threading.Lock()
         self._ticked = 0.0
+        self._row.epoch += 1
         self._row.claim(State.RUNNING)
         self._thread = threading.Thread(target=self._run, name="outfeed-reader", daemon=True)
         self._thread.start()
@@ -237,7 +246,8 @@ class Front:
             raise Unavailable(
                 "the server is draining: it finishes what runs and takes nothing new; try another"
             )
-        if not self.board.row(Role.SCHEDULER).alive:
+        self._look()
+        if 0 not in self._schedulers:
             raise Unavailable("no scheduler is attached to the instance; send the request again soon")
 
     def _run(self) -> None:
@@ -246,14 +256,47 @@ class Front:
         self._turn()
 
     def _turn(self) -> None:
-        if self.reader.drain() == 0 and not self._stop.is_set():
-            wait((self._consumer,), TICK_S if self.reader.statistics().aborts_waiting else IDLE_S)
+        drained = self.reader.drain()
+        settled = self._restoring.go_on() and not self.reader.statistics().aborts_waiting
+        if drained == 0 and not self._stop.is_set():
+            wait((self._consumer,), IDLE_S if settled else RETRY_S)
         if (now := time.monotonic()) - self._ticked >= TICK_S:
             self._ticked = now
             self._tick()
 
+    def _take_over(self, shard: int, epoch: int) -> None:
+        self._restoring.begin(shard, epoch, self.reader.progress(shard))
+
+    def _lost(self, route: int, why: str) -> None:
+        self.reader.abort(route, "not restored", Error(500, "not_restored", f"its shard died, and {why}"))
+
+    def _look(self) -> None:
+        """End what cannot be answered any more: the scheduler, or the whole instance, is gone.
+
+        Called now and then and before each submission, so that a request is only ever ended with the
+        scheduler it was submitted to.
+        """
+        with self._looking:
+            now = {row.index: row.owner for row in self.board.rows(Role.SCHEDULER) if row.alive}
+            lost = [rank for rank, owner in self._schedulers.items() if now.get(rank) != owner]
+            self._schedulers = now
+            gone = not self.instance.alive
+            if lost:
+                log.error("scheduler rank %s is gone: its requests end", lost)
+                self.reader.fail(
+                    Error(503, "scheduler_gone", "the scheduler went away; send the request again"),
+                    abort="scheduler gone",
+                )
+            if gone and not self._gone:
+                log.error("instance %r is gone: its requests end", self.instance.name)
+                self.reader.fail(
+                    Error(503, "instance_gone", "the instance went away; send the request again")
+                )
+            self._gone = gone
+
     def _tick(self) -> None:
-        """Show this gateway on the board."""
+        """Look around, and show this gateway on the board."""
+        self._look()
         seen = self.reader.statistics()
         row = self._row
         for name, value in (

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..ring.errors import FrameTooLarge, RingError
-from ..ring.frames import Abort, Control, Forget, Generate, Register, Tag, encode
+from ..ring.frames import Abort, Attach, Control, Forget, Generate, Register, Restore, Restored, Tag, encode
 from ..ring.route import format_route
 from .errors import BadRequest, RidInUse, Unavailable
 from .request import Ready, make_rid
 from .routes import RouteTable
+
+ATTACH_WAIT_S = 5.0
 
 
 class FrameWriter(Protocol):
@@ -138,6 +140,39 @@ class Ingress:
             if ticket.prompt is not None:
                 self._forget(route)
             self._close(ticket)
+
+    def restore(self, route: int, ids: bytes, text_bytes: int) -> None:
+        """Write RESTORE for a live request: its shard is a new process and goes on from here.
+
+        `ids` are all output ids delivered so far (i32 little-endian), `text_bytes` how much text was. A
+        request that has ended meanwhile, or that has no text (a control request), is left out. Raises
+        RingError when the frame could not be written: call again, except for FrameTooLarge.
+        """
+        with self._lock:
+            ticket = self._by_route.get(route)
+            if ticket is None or ticket.prompt is None:
+                return
+            prompt = ticket.prompt
+            options = prompt.decode_options(detect_stops=self._detect_stops)
+            restore = Restore(
+                route, ticket.rid, options, prompt.prompt_tail, prompt.prompt_tokens, ids, text_bytes
+            )
+            self._control.write(Tag.RESTORE, encode(restore))
+
+    def restored(self, shard: int, epoch: int) -> None:
+        """Write RESTORED: that was all. Raises RingError when it could not be written: call again."""
+        with self._lock:
+            self._control.write(Tag.RESTORED, encode(Restored(self.routes.reader, shard, epoch)))
+
+    def attach(self) -> None:
+        """Write ATTACH on both lanes, before anything else: what this reader's predecessor had is over.
+
+        Raises RingError when a lane has no room for it.
+        """
+        frame = encode(Attach(self.routes.reader))
+        with self._lock:
+            self._control.write(Tag.ATTACH, frame, timeout=ATTACH_WAIT_S)
+            self._request.write(Tag.ATTACH, frame, timeout=ATTACH_WAIT_S)
 
     def route_of(self, rid: str) -> int | None:
         """Return the route of this gateway's live request with that rid (for `/abort_request`), or None."""

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from .route import MAX_READERS, MAX_SHARDS
+
 # What a lane's `write` takes as a part: anything contiguous.
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
@@ -30,6 +32,8 @@ class Tag(IntEnum):
     """scheduler → shard → reader: one decode step."""
     ERROR = 3
     """scheduler or shard → reader: a request's terminal failure."""
+    TAKEOVER = 4
+    """shard → reader: a new process is this shard; RESTORE what you have with it."""
     GENERATE = 16
     """gateway → scheduler: run this."""
     CONTROL = 17
@@ -42,6 +46,10 @@ class Tag(IntEnum):
     """gateway → a new shard: a request is running, go on from here."""
     FORGET = 34
     """gateway → its shard: this request is over."""
+    RESTORED = 35
+    """gateway → a new shard: that was all of mine."""
+    ATTACH = 36
+    """gateway → shards and scheduler: a new process is this reader; what it had before is over."""
 
 
 class BadFrame(ValueError):
@@ -164,9 +172,35 @@ class Forget(msgspec.Struct, array_like=True, frozen=True, gc=False):
     route: int
 
 
+class Takeover(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """TAKEOVER: shard `shard` is a new process, its `epoch`-th. Whatever its predecessor published comes
+    before it in the lane, so a reader that sees this one knows how far each of its requests has come."""
+
+    shard: int
+    epoch: int
+
+
+class Restored(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """RESTORED: reader `reader` has sent every RESTORE for shard `shard`, epoch `epoch`."""
+
+    reader: int
+    shard: int
+    epoch: int
+
+
+class Attach(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """ATTACH: the first frame of a new gateway process on its lanes. Requests of reader `reader` that came
+    before it in the lane were its predecessor's and have nobody to answer to."""
+
+    reader: int
+
+
+Handover = Takeover | Restored | Attach
+"""What processes say to each other when one of them is new; they name no request."""
+
 Message = Result | ErrorFrame | Generate | Control | Abort | Register | Restore | Forget
 
-TAG_OF: dict[type[Message], Tag] = {
+TAG_OF: dict[type[Message | Handover], Tag] = {
     Result: Tag.RESULT,
     ErrorFrame: Tag.ERROR,
     Generate: Tag.GENERATE,
@@ -175,18 +209,21 @@ TAG_OF: dict[type[Message], Tag] = {
     Register: Tag.REGISTER,
     Restore: Tag.RESTORE,
     Forget: Tag.FORGET,
+    Takeover: Tag.TAKEOVER,
+    Restored: Tag.RESTORED,
+    Attach: Tag.ATTACH,
 }
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {tag: msgspec.msgpack.Decoder(struct) for struct, tag in TAG_OF.items()}
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message | Handover) -> bytes:
     """Return the body of a message's frame; its tag is `TAG_OF[type(message)]`."""
     return _encoder.encode(message)
 
 
-def decode(tag: int, body: bytes | memoryview) -> Message:
+def decode(tag: int, body: bytes | memoryview) -> Message | Handover:
     """Return the message in a frame's body. Nothing in it points into the body.
 
     Raises BadFrame when the tag is no message's (BATCH included) or the body is not the tag's.
@@ -197,7 +234,7 @@ def decode(tag: int, body: bytes | memoryview) -> Message:
             f"tag {tag} is no message frame; expected one of {[int(known) for known in _decoders]}"
         )
     try:
-        message: Message = decoder.decode(body)
+        message: Message | Handover = decoder.decode(body)
         fault = _fault(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(f"{Tag(tag).name} frame of {len(body)} bytes: {error}", _named(body)) from error
@@ -216,8 +253,13 @@ def ids_from(raw: bytes) -> NDArray[np.int32]:
     return np.frombuffer(raw, dtype="<i4")
 
 
-def _fault(message: Message) -> str | None:
+def _fault(message: Message | Handover) -> str | None:
     """Say what no type can: the ranges. One function, so that they are read in one place."""
+    if isinstance(message, Handover):
+        shard, reader, epoch = (getattr(message, name, 0) for name in ("shard", "reader", "epoch"))
+        if 0 <= shard < MAX_SHARDS and 0 <= reader < MAX_READERS and epoch >= 0:
+            return None
+        return f"{message} is not in the ranges of a shard, a reader and an epoch"
     if not 0 < message.route <= MAX_ROUTE:
         return f"route {message.route} is not in 1..2^64-1"
     if isinstance(message, ErrorFrame) and not 400 <= message.status <= 599:

@@ -120,8 +120,7 @@ class Launcher:
                 self._deadline = time.monotonic() + self._drain_s
                 self._draining_ns = time.monotonic_ns()
             elif info.si_signo == signal.SIGHUP:
-                for shard in range(self._config.shards):
-                    supervisor.restart(shard)
+                supervisor.roll()
 
     def _load_tokenizer(self) -> None:
         """Compile the token table in a child, so that the tokenizer's memory goes when it exits."""
@@ -209,6 +208,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--drain-seconds", type=float, default=30.0, help="how long SIGTERM lets requests finish"
     )
+    parser.add_argument(
+        "--heartbeat-limit",
+        type=float,
+        default=5.0,
+        help="seconds without a sign of life until a shard is replaced",
+    )
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
@@ -217,7 +222,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.tokenizer:
         parser.error("--tokenizer is required: give a tokenizer.json, or a folder that holds one")
     try:
-        config = make_config(args.instance, args, readers=args.readers, ranks=args.ranks)
+        config = make_config(
+            args.instance,
+            args,
+            readers=args.readers,
+            ranks=args.ranks,
+            heartbeat_limit_s=args.heartbeat_limit,
+        )
         return Launcher(config, args.drain_seconds).run()
     except LaunchError as error:
         print(f"launch: {error}", file=sys.stderr)

@@ -8,21 +8,26 @@ the frame again, and the reader drops what it has had. Knows rings and frames; m
 """
 
 import logging
-from collections.abc import Callable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..ring.batch import BadBatch, Batch, decode_batch
 from ..ring.consumer import Consumer, wait
 from ..ring.errors import CorruptLane, FrameTooLarge, RingFull
 from ..ring.frames import (
+    Attach,
     BadFrame,
     Buffer,
     ErrorFrame,
     Forget,
     Register,
     Restore,
+    Restored,
     Result,
     Tag,
+    Takeover,
     decode,
     encode,
 )
@@ -41,6 +46,7 @@ STEPS = 64
 CONTROLS = 1024
 # Longest sleep and longest wait for a reader's room; the heartbeat goes on between two of them.
 WAIT_S = 0.25
+RESTORE_WAIT_S = 0.05
 
 
 class Stopped(Exception):
@@ -58,7 +64,7 @@ class ShardStatistics:
     """Of these, those that named no request of this shard."""
     corrupt_lanes: int = 0
     no_reader: int = 0
-    """Frames for a reader that has no ring; dropped."""
+    """Frames for a reader that has no ring, or whose process died with a full one; dropped."""
     waits: int = 0
     """Times a reader's ring was full."""
     wakes: int = 0
@@ -72,6 +78,7 @@ class Shard:
 
     egress(reader)  the lane to that reader, or None when it has none; asked once per reader and again
                     while it says None
+    lives(reader)   whether that reader's process runs; asked while its lane is full
     beat()          called every turn and during every wait: "I am alive"
     stopping()      whether to end; asked as often
     """
@@ -84,6 +91,7 @@ class Shard:
         steps: Consumer,
         egress: Callable[[int], LaneWriter | None],
         *,
+        lives: Callable[[int], bool] = lambda reader: True,
         beat: Callable[[], None] = lambda: None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -95,6 +103,9 @@ class Shard:
         self._egress = egress
         self._reader = 0
         self._writers: dict[int, LaneWriter] = {}
+        self._restored: defaultdict[int, set[int]] = defaultdict(set)  # epoch → readers that are done
+        self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
+        self._lives = lives
         self._beat = beat
         self._stopping = stopping
 
@@ -108,6 +119,32 @@ class Shard:
                     self.statistics.wakes += 1
         except Stopped:
             pass
+
+    def take_over(self, epoch: int, readers: Callable[[], Collection[int]], limit_s: float) -> None:
+        """Take the place of a shard that died: have every reader RESTORE its live requests here.
+
+        To be called before the first turn. `readers()` names the readers that live now; one that dies
+        meanwhile is not waited for, nor is one that says nothing for `limit_s` seconds: its requests then
+        end by the gap that it sees.
+        """
+        asked = list(readers())
+        for reader in asked:
+            self._write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
+        deadline = time.monotonic() + limit_s
+        while missing := (set(asked) & set(readers())) - self._restored[epoch]:
+            if time.monotonic() > deadline:
+                log.error(
+                    "shard %d goes on without readers %s: no RESTORED within %.1f s",
+                    self.number,
+                    sorted(missing),
+                    limit_s,
+                )
+                return
+            self._beat()
+            if self._stopping():
+                raise Stopped
+            if not self._drain_control():
+                wait([self._control], RESTORE_WAIT_S)
 
     def turn(self) -> bool:
         """Handle what is there now; whether there was anything."""
@@ -147,15 +184,22 @@ class Shard:
         except BadFrame as error:
             self._bad_frame(error, known=False)
             return
+        if isinstance(message, Takeover | Restored | Attach):
+            self._handover(message)
+            return
         if shard_of(message.route) != self.number:
             return
+        routes = self._routes[reader_of(message.route)]
         try:
             match message:
                 case Register():
+                    routes.add(message.route)
                     self.decoder.register(message)
                 case Restore():
+                    routes.add(message.route)
                     self.decoder.restore(message)
                 case Forget():
+                    routes.discard(message.route)
                     self.decoder.forget(message.route)
                 case _:
                     self._bad_frame(
@@ -165,6 +209,18 @@ class Shard:
             self._fail(message.route, 400, "bad_request", str(error))
         except MemoryError as error:
             self._fail(message.route, 503, "no_memory", str(error))
+
+    def _handover(self, message: Takeover | Restored | Attach) -> None:
+        match message:
+            case Restored(reader, shard, epoch) if shard == self.number:
+                self._restored[epoch].add(reader)
+            case Attach(reader):
+                self.forget_reader(reader)
+
+    def forget_reader(self, reader: int) -> None:
+        """Drop every request of a reader whose process is gone."""
+        for route in self._routes.pop(reader, ()):
+            self.decoder.forget(route)
 
     def _step_frame(self, tag: int, body: memoryview) -> None:
         self.statistics.steps += 1
@@ -217,7 +273,10 @@ class Shard:
                     self._fail(int(half.routes[0]), 500, "row_too_large", str(error))
 
     def _write(self, reader: int, tag: int, *parts: Buffer) -> None:
-        """Write one frame to a reader, however long it takes to have room: so the scheduler learns of it."""
+        """Write one frame to a reader, however long it takes to have room: so the scheduler learns of it.
+
+        A reader whose process is dead is not waited for: nobody is there to miss the frame.
+        """
         writer = self._writers.get(reader)
         if writer is None:
             found = self._egress(reader)
@@ -234,6 +293,9 @@ class Shard:
             self._beat()
             if self._stopping():
                 raise Stopped
+            if not self._lives(reader):
+                self.statistics.no_reader += 1
+                return
             try:
                 writer.write(tag, *parts, timeout=WAIT_S)
                 return

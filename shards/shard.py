@@ -56,14 +56,21 @@ def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
             control.consumer(shard, bell),
             steps.consumer(shard, bell),
             lanes.to,
+            lives=lambda reader: opened.board.row(Role.READER, reader).alive,
             beat=lambda: life.beat(loop),
             stopping=life.stopping,
         )
         signal.signal(signal.SIGTERM, life.stop)
+        if row.epoch:
+            loop.take_over(row.epoch, lambda: _live_readers(opened), opened.config.heartbeat_limit_s)
         row.state = State.RUNNING
         loop.run()
         life.report(loop)
     lanes.close()
+
+
+def _live_readers(opened: Instance) -> list[int]:
+    return [row.index for row in opened.board.rows(Role.READER) if row.alive and row.state == State.RUNNING]
 
 
 class _Lanes:
@@ -96,20 +103,24 @@ class _Life:
         self._told = False
         self._checked = self._reported = 0
         self._gone = False
+        self._readers = opened.board.rows(Role.READER)
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
         self._told = True
 
     def beat(self, loop: Shard) -> None:
         self._row.beat()
-        if time.monotonic_ns() - self._reported > REPORT_EVERY_NS:
-            self.report(loop)
-
-    def stopping(self) -> bool:
         now = time.monotonic_ns()
+        if now - self._reported > REPORT_EVERY_NS:
+            self.report(loop)
         if now - self._checked > CHECK_EVERY_NS:
             self._checked = now
             self._gone = not self._opened.alive
+            for row in self._readers:
+                if row.owner is not None and not row.alive:
+                    loop.forget_reader(row.index)
+
+    def stopping(self) -> bool:
         return self._told or self._gone
 
     def report(self, loop: Shard) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from ..ring.board import Board, Role, State
@@ -85,7 +85,8 @@ class _Child:
     start_at: float | None = 0.0
     ever_ran: bool = False
     restarts: int = 0
-    deaths: list[str] = field(default_factory=list)
+    told: bool = False
+    """It was told to end so that a new one takes its place: no fault of its own."""
 
 
 class Supervisor:
@@ -97,6 +98,7 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._children = [_Child(shard) for shard in range(board.config.shards)]
         self._stopping = False
+        self._rolling: list[int] = []
 
     def tend(self) -> None:
         """Reap the dead, kill the hung, start what is due. Call it often; it never blocks.
@@ -110,6 +112,8 @@ class Supervisor:
             due = child.start_at is not None and time.monotonic() >= child.start_at
             if due and not child.pid and not self._stopping:
                 self._start(child)
+        if self._rolling and self.running and not any(child.told for child in self._children):
+            self._replace(self._children[self._rolling.pop(0)])
 
     def due_in(self) -> float | None:
         """Seconds until `tend` has something to start; None when nothing waits."""
@@ -132,11 +136,9 @@ class Supervisor:
         """How many shards have been replaced so far."""
         return sum(child.restarts for child in self._children)
 
-    def restart(self, shard: int) -> None:
-        """Replace one shard now, as if it had died."""
-        child = self._children[shard]
-        if child.pid:
-            os.kill(child.pid, signal.SIGTERM)
+    def roll(self) -> None:
+        """Replace every shard, one after the other: `tend` takes the next when the one before it runs."""
+        self._rolling = [child.shard for child in self._children]
 
     def stop(self, grace_s: float = 5.0) -> None:
         """End every shard: SIGTERM, then SIGKILL for what is still there after `grace_s` seconds."""
@@ -158,6 +160,11 @@ class Supervisor:
                     child.pid = 0
             if any(child.pid for child in self._children):
                 signal.sigtimedwait({signal.SIGCHLD}, 0.05)
+
+    def _replace(self, child: _Child) -> None:
+        log.info("shard %d (pid %d) is replaced as asked", child.shard, child.pid)
+        child.told = True
+        os.kill(child.pid, signal.SIGTERM)
 
     def _start(self, child: _Child) -> None:
         row = self._board.row(Role.SHARD, child.shard)
@@ -187,16 +194,19 @@ class Supervisor:
 
     def _bury(self, child: _Child, code: int) -> None:
         ran = time.monotonic() - child.started
-        cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        cause = f"killed ({signal.strsignal(-code)})" if code < 0 else f"exited with status {code}"
         pid, child.pid = child.pid, 0
         if self._stopping:
             return
-        if not child.ever_ran:
+        if child.told:
+            child.told, child.strikes, cause = False, 0, "ended as told"
+        elif not child.ever_ran:
             raise ShardsFailed(
                 f"shard {child.shard} (pid {pid}) could not start: it {cause} after {ran:.2f} s; its own "
                 "message is above"
             )
-        child.strikes = 0 if ran >= HEALTHY_AFTER_S else child.strikes + 1
+        else:
+            child.strikes = 0 if ran >= HEALTHY_AFTER_S else child.strikes + 1
         if child.strikes >= self._policy.strikes:
             raise ShardsFailed(
                 f"shard {child.shard} died {child.strikes} times in a row within {HEALTHY_AFTER_S:.0f} s of "

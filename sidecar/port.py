@@ -24,11 +24,13 @@ from ..ring.finish import FinishReason
 from ..ring.frames import (
     TAG_OF,
     Abort,
+    Attach,
     BadFrame,
     Buffer,
     Control,
     ErrorFrame,
     Generate,
+    Handover,
     Message,
     Result,
     Tag,
@@ -36,12 +38,14 @@ from ..ring.frames import (
     encode,
 )
 from ..ring.instance import Instance, InstanceGone
+from ..ring.route import reader_of
 from .rows import RowTable, UnknownRoute
 
 log = logging.getLogger(__name__)
 
 MAX_ROWS: Final = 1 << 16
 BEAT_EVERY_NS: Final = 100_000_000
+LOOK_EVERY_NS: Final = 200_000_000
 Finishes = Mapping[int, FinishReason | Mapping[str, Any]]
 
 
@@ -65,6 +69,8 @@ class SchedulerPort:
         self._consumer = self._request.consumer(0, self._bell) if rank == 0 else None
         self._counted = [0, 0, 0]  # frames, rows, tokens pushed
         self._beat_due = 0
+        self._readers = instance.board.rows(Role.READER)
+        self._look_due = 0
         self._closed = False
         self._row.claim(State.RUNNING)
 
@@ -107,13 +113,14 @@ class SchedulerPort:
         """Return what the gateways sent since the last call, oldest first; [] when nothing did.
 
         What one call returns counts as handled at the next call: a scheduler that dies in between gets it
-        again when it comes back. An ABORT for a request that has ended is left out.
+        again when it comes back. An ABORT for a request that has ended is left out. When a gateway has died,
+        there is an Abort for each of its live requests, once.
         """
         self._maybe_beat()
         if self._consumer is None:
             return []
         self._consumer.release()
-        messages: list[Generate | Abort | Control] = []
+        messages: list[Generate | Abort | Control] = [*self._of_the_dead()]
         for frame in self._consumer.read(limit):
             try:
                 message = decode(frame[1], frame[2])
@@ -121,7 +128,9 @@ class SchedulerPort:
                 log.error("dropped a frame of gateway %d: %s", frame[0], error)
                 self._row.count("bad_frames")
                 continue
-            if self._accept(message, frame[0]):
+            if isinstance(message, Attach):
+                messages += self._orphans(message.reader)
+            elif self._accept(message, frame[0]):
                 messages.append(message)  # type: ignore[arg-type]
         return messages
 
@@ -252,7 +261,24 @@ class SchedulerPort:
             self._table.retract(routes, counts)
             raise
 
-    def _accept(self, message: Message, lane: int) -> bool:
+    def _orphans(self, reader: int) -> list[Abort]:
+        """End the live requests of a gateway that is gone; return an Abort for each."""
+        orphans = [int(route) for route in self._table.live() if reader_of(int(route)) == reader]
+        for route in orphans:
+            self._table.end(route)
+        self._row.count("aborts", len(orphans))
+        return [Abort(route) for route in orphans]
+
+    def _of_the_dead(self) -> list[Abort]:
+        """Look, now and then, for gateways that died and were not replaced."""
+        now = time.monotonic_ns()
+        if now < self._look_due:
+            return []
+        self._look_due = now + LOOK_EVERY_NS
+        dead = [row.index for row in self._readers if row.owner is not None and not row.alive]
+        return [abort for reader in dead for abort in self._orphans(reader)]
+
+    def _accept(self, message: Message | Handover, lane: int) -> bool:
         try:
             match message:
                 case Generate():

@@ -10,14 +10,14 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from ..ring import Consumer, CorruptLane, Frame, RingClosed, wait
 from ..ring.batch import Batch, decode_batch
 from ..ring.finish import FinishReason
-from ..ring.frames import BadFrame, ErrorFrame, Result, Tag, decode
+from ..ring.frames import BadFrame, ErrorFrame, Result, Tag, Takeover, decode
 from ..ring.route import format_route, reader_of, shard_of
 from .channel import FOLD_AT, SinkClosed, SinkFull, SinkSender
 from .columns import columns_of
@@ -101,8 +101,9 @@ class Reader:
                                   for a row of a route that this reader never knew
     on_end(route)                 the request is over for the reader: its slot may be used again. Called once
                                   for each registered request, after its abort if it has one
+    on_takeover(shard, epoch)     a new process is that shard: RESTORE what `progress` says
 
-    Both callbacks run on the reader's thread and must not block. `register`, `unregister`, `call`,
+    The callbacks run on the reader's thread and must not block. `register`, `unregister`, `call`,
     `abort`, `fail` and `statistics` may be called from any thread, the rest from the one that drains.
     """
 
@@ -111,10 +112,12 @@ class Reader:
         egress: Consumer,
         on_abort: Callable[[int, str, str], None],
         on_end: Callable[[int], None],
+        on_takeover: Callable[[int, int], None] = lambda shard, epoch: None,
     ) -> None:
         self._egress = egress
         self._on_abort = on_abort
         self._on_end = on_end
+        self._on_takeover = on_takeover
         self._live: dict[int, Live] = {}
         # Routes that have ended, oldest first: a late row of one of these needs no abort.
         self._ended: dict[int, None] = {}
@@ -167,22 +170,19 @@ class Reader:
         """
         self.call(lambda: self._abort_now(route, reason, error))
 
-    def fail(self, error: Error, *, shard: int | None = None, abort: str | None = None) -> None:
-        """End every live request (of one shard, or of all) with `error`. Any thread.
+    def fail(self, error: Error, *, abort: str | None = None) -> None:
+        """End every request that is live now with `error`. Any thread.
 
-        `abort` is the reason to abort them with, None when the scheduler needs no abort (it is gone itself).
+        `abort` is the reason to abort them with, None when nobody is left to abort them.
         """
-        self.call(lambda: self._fail_now(error, shard, abort))
+        routes = list(self._live)
+        self.call(lambda: self._fail_now(error, routes, abort))
 
     def progress(self, shard: int) -> list[Progress]:
-        """Return how far each live request of a shard has come. On the draining thread (see `call`).
+        """Return how far each live request of a shard has come. On the draining thread.
 
-        What the shard had published until now is delivered first: a shard that takes its place will not see
-        the steps that its predecessor had finished.
+        Right in `on_takeover`: a TAKEOVER comes behind everything that the shard before it published.
         """
-        upto = self._egress.tails()
-        while frames := self._read(DRAIN_FRAMES, upto):
-            self._handle(frames)
         return [
             Progress(live.route, live.rid, bytes(live.ids), live.text_bytes)
             for live in list(self._live.values())
@@ -248,7 +248,8 @@ class Reader:
         except CorruptLane as error:
             log.error("egress lane lost: %s", error)
             self._corrupt.add(error.lane)
-            self._fail_now(_corrupt_lane(error.lane), error.lane, "corrupt lane")
+            lost = [route for route in self._live if shard_of(route) == error.lane]
+            self._fail_now(_corrupt_lane(error.lane), lost, "corrupt lane")
             return []
 
     def _handle(self, frames: list[Frame]) -> None:
@@ -275,8 +276,11 @@ class Reader:
             self._result(message)
         elif isinstance(message, ErrorFrame):
             self._error(message)
+        elif isinstance(message, Takeover) and message.shard == lane:
+            self._on_takeover(message.shard, message.epoch)
         else:
-            self._bad_frame(lane, BadFrame(f"a {Tag(tag).name} frame does not belong on an egress ring"))
+            stray = f"a {Tag(tag).name} frame does not belong on an egress ring"
+            self._bad_frame(lane, BadFrame(stray, (message.route,)))
 
     def _batch(self, batch: Batch) -> None:
         """Deliver each row. The loop is the reader's whole cost: lists once per frame, slices per row."""
@@ -416,9 +420,10 @@ class Reader:
             self._stats.handlers_gone += 1
         self._fail_live(live, error, reason)
 
-    def _fail_now(self, error: Error, shard: int | None, abort: str | None) -> None:
-        for live in list(self._live.values()):
-            if shard is None or shard_of(live.route) == shard:
+    def _fail_now(self, error: Error, routes: Iterable[int], abort: str | None) -> None:
+        for route in routes:
+            live = self._live.get(route)
+            if live is not None:
                 self._fail_live(live, error, abort)
 
     def _fail_live(self, live: Live, error: Error | None, abort: str | None) -> None:

@@ -14,6 +14,7 @@ from outfeed.ring.frames import (
     DecodeOptions,
     ErrorFrame,
     Forget,
+    Handover,
     Message,
     Register,
     Result,
@@ -90,9 +91,9 @@ class Rig:
         )
         return [bytes(part) for part in parts]
 
-    def hear(self, reader: int = 0) -> list[Batch | Message]:
+    def hear(self, reader: int = 0) -> list[Batch | Message | Handover]:
         """What a reader got, copied out of the ring."""
-        heard: list[Batch | Message] = []
+        heard: list[Batch | Message | Handover] = []
         while frames := self.readers[reader].read():
             for _, tag, body in frames:
                 copy = memoryview(bytes(body))
@@ -122,7 +123,7 @@ def make_rig(table_of: Callable[[str], TokenTable]) -> Iterator[Callable[..., Ri
     assert segment.listed(prefix) == []
 
 
-def only_batch(heard: list[Batch | Message]) -> Batch:
+def only_batch(heard: list[Batch | Message | Handover]) -> Batch:
     (batch,) = heard
     assert isinstance(batch, Batch)
     return batch

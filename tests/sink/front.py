@@ -1,0 +1,69 @@
+"""A reader with nothing real around it: frames go in by hand, aborts and ends are written down."""
+
+from outfeed.ring.frames import Tag
+from outfeed.sink import Item, Reader, SinkSource, open_sink
+
+
+class FakeBell:
+    def __init__(self) -> None:
+        self.rung = 0
+
+    def ring(self) -> None:
+        self.rung += 1
+
+
+class FakeEgress:
+    def __init__(self) -> None:
+        self.frames: list[tuple[int, int, memoryview]] = []
+        self.released = 0
+        self.doorbell = FakeBell()
+
+    def read(self, limit: int = 256, upto: list[int] | None = None) -> list[tuple[int, int, memoryview]]:
+        taken, self.frames = self.frames[:limit], self.frames[limit:]
+        return taken
+
+    def release(self) -> None:
+        self.released += 1
+
+    def tails(self) -> list[int]:
+        return [0]
+
+
+class Front:
+    """The reader's surroundings."""
+
+    def __init__(self) -> None:
+        self.egress = FakeEgress()
+        self.aborts: list[tuple[int, str, str]] = []
+        self.ends: list[int] = []
+        self.refuse_aborts = False
+        self.kept: list[SinkSource] = []
+        self.reader = Reader(self.egress, self.on_abort, self.ends.append)  # type: ignore[arg-type]
+
+    def on_abort(self, route: int, rid: str, reason: str) -> None:
+        if self.refuse_aborts:
+            raise BlockingIOError("the request ring is full")
+        self.aborts.append((route, rid, reason))
+
+    def open(self, route: int, *, capacity: int = 1 << 20, first: int = 0, keep: bool = True) -> SinkSource:
+        sender, source = open_sink(capacity)
+        if keep:
+            self.kept.append(source)
+        self.reader.register(route, f"rid-{route}", sender)
+        self.reader._live[route].next = first
+        return source
+
+    def arrive(self, *bodies: bytes, tag: int = Tag.BATCH) -> None:
+        self.egress.frames += [(0, tag, memoryview(body)) for body in bodies]
+        while self.egress.frames:
+            self.reader.drain()
+
+
+def waiting(source: SinkSource) -> list[Item]:
+    """Take all that waits, without waiting."""
+    items: list[Item] = []
+    while (item := source.receive_nowait()) is not None:
+        items.append(item)
+        if not hasattr(item, "event") or item.event.finish is not None:
+            break
+    return items

@@ -1,0 +1,206 @@
+"""A damaged frame delivers nothing and ends whom it names; an undamaged one delivers exactly itself."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outfeed.ring.batch import BadBatch, decode_batch, encode_batch
+from outfeed.ring.families import FAMILIES, Kind, flat_family
+from outfeed.ring.frames import BadFrame, join
+from outfeed.sink import Done, Error, Frame
+
+from .front import Front, waiting
+from .material import (
+    DAMAGES,
+    Choose,
+    Step,
+    check_invariants,
+    draw_step,
+    header_of,
+    pick,
+    reseal,
+    with_header,
+)
+from .test_round_trip import Drawn, assert_event
+
+
+@st.composite
+def damaged(draw: Any) -> tuple[Step, bytes]:
+    choose: Choose = Drawn(draw)
+    step = draw_step(choose)
+    body = step.encode()
+    for _ in range(choose.integer(1, 2)):
+        if len(body) > 16:
+            try:
+                body = pick(choose, DAMAGES)(choose, body)
+            except Exception:  # the damage does not apply to what the first one left
+                break
+    return step, body
+
+
+def named_by(body: bytes) -> tuple[int, ...] | None:
+    """The routes that the rejection names; None when there is no rejection."""
+    try:
+        decode_batch(memoryview(body))
+    except BadFrame as error:
+        return error.routes
+    return None
+
+
+@given(damaged())
+@settings(max_examples=400, deadline=None)
+def test_exactly_the_original_or_a_rejection_that_ends_all_it_names(case: tuple[Step, bytes]) -> None:
+    step, body = case
+    named = named_by(body)
+    front = Front()
+    sources = [front.open(row.route, first=row.first) for row in step.rows]
+    front.arrive(body)
+    if named is None:
+        assert body == step.encode()
+        for row, source in zip(step.rows, sources, strict=True):
+            assert_event(row, source.receive_nowait())
+        return
+    ended = [row.route for row in step.rows if row.route in named]
+    for row, source in zip(step.rows, sources, strict=True):
+        items = waiting(source)
+        if row.route in ended:
+            assert len(items) == 1
+            assert isinstance(items[0], Error)
+            assert items[0].status == 500
+        else:
+            assert items == []
+    assert sorted(front.ends) == sorted(ended)
+    assert sorted(front.aborts) == sorted((route, f"rid-{route}", "bad frame") for route in ended)
+    stats = front.reader.statistics()
+    assert (stats.bad_frames, stats.delivered, stats.live) == (1, 0, len(step.rows) - len(ended))
+    assert stats.unnamed_bad_frames == (0 if ended else 1)
+
+
+@given(damaged())
+@settings(max_examples=400, deadline=None)
+def test_with_a_right_check_the_other_checks_hold_alone(case: tuple[Step, bytes]) -> None:
+    """Somebody seals nonsense properly: it is rejected, or it is a batch that holds together."""
+    step, body = case
+    if len(body) < 16:
+        return
+    body = reseal(body)
+    named = named_by(body)
+    if named is None:
+        check_invariants(decode_batch(memoryview(body)))
+    front = Front()
+    sources = [front.open(row.route, first=row.first) for row in step.rows]
+    front.arrive(body)
+    assert front.reader.statistics().frames == 1
+    for source in sources:
+        items = waiting(source)
+        if named is not None:
+            assert not [item for item in items if isinstance(item, Frame | Done)]
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_a_batch_or_a_bad_one(body: bytes) -> None:
+    for candidate in (body, reseal(body) if len(body) >= 16 else body):
+        try:
+            check_invariants(decode_batch(memoryview(candidate)))
+        except BadBatch:
+            continue
+
+
+def sample() -> bytes:
+    """Three rows, the middle one with logprobs."""
+    families: list[Any] = [None] * FAMILIES
+    families[Kind.OUTPUT_LOGPROBS] = flat_family([(1, [-0.5, -1.5], [7, 8])])
+    return join(
+        encode_batch(
+            77,
+            np.array([11, 12, 13], "u8"),
+            np.array([0, 5, 9], "u4"),
+            np.array([2, 0, 1], "u4"),
+            np.array([3, 3, 4], "u4"),
+            np.array([101, 102, 103], "i4"),
+            generated=np.array([2, 1, 1], "u4"),
+            text_lens=np.array([1, 2, 3], "u4"),
+            text="a\u00e9xyz".encode(),
+            families=families,
+        )
+    )
+
+
+# header: version, stamp, rows, tokens, finishes, text_bytes, families, texts
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (0, 2, "version is 2; this side speaks 1"),
+        (1, -1, "stamp_ns is -1, not in"),
+        (2, 4, "header implies .* bytes, the body has"),
+        (2, 1 << 21, "rows is 2097152, not in 0..1048576"),
+        (3, 4, "header implies .* bytes, the body has"),
+        (3, 2**63, "tokens is 9223372036854775808, not in"),
+        (4, [[3, {}]], "finish reasons: row 3 after row -1, in a batch of 3 rows"),
+        (4, [[1, {}], [1, {}]], "finish reasons: row 1 after row 1"),
+        (4, [[0, {"type": b"x"}]], "finish reasons: that of row 0 is not JSON"),
+        (4, [[0, "stop"]], r"Expected `object`, got `str` - at `\$\[4\]\[0\]\[1\]`"),
+        (5, None, "header implies .* bytes, the body has"),
+        (5, 2**31, "text_bytes is 2147483648, not in"),
+        (6, [None], "families has 1 entries, not 0 or 7"),
+        (6, [[1, 2, 3]] + [None] * 6, "output_logprobs: 2 positions but 3 entries in its header"),
+        (6, [[1, 2**40, 2**40]] + [None] * 6, "output_logprobs: 1099511627776 in its header is not in"),
+        (6, [None, [1, 2, 2]] + [None] * 5, None),
+        (7, [0, 0, -1], "token_texts: -1 in its header is not in"),
+    ],
+)
+def test_each_header_field_is_checked(place: int, value: Any, says: str | None) -> None:
+    header = header_of(sample())
+    header[place] = value
+    body = reseal(with_header(sample(), header))
+    if says is None:
+        decode_batch(memoryview(body))
+        return
+    with pytest.raises(BadBatch, match=says) as caught:
+        decode_batch(memoryview(body))
+    if place not in (2,):
+        assert set(caught.value.routes) >= {11, 12, 13}
+
+
+# offsets from the end of the header: routes 24, first 12, counts 12, prompts 12, ids 12, generated 12,
+# text_lens 12, text 8, then rows 4, counts 4, values 8, ids 8
+@pytest.mark.parametrize(
+    ("offset", "value", "says"),
+    [
+        (36, 3, "counts add up to 4, tokens is 3"),
+        (36, 2**32 - 1, "counts add up to 4294967296, tokens is 3"),
+        (84, 2, "text_lens add up to 7, text_bytes is 6"),
+        (96, 0xFFFFFFFF, "text: not UTF-8 at byte 0"),
+        (104, 3, "output_logprobs rows: 3 in a batch of 3 rows"),
+        (108, 3, "output_logprobs: sum of counts 3, positions 2"),
+    ],
+)
+def test_each_column_is_checked(offset: int, value: int, says: str) -> None:
+    body = bytearray(sample())
+    data = 16 + body[0] + -body[0] % 8
+    body[data + offset : data + offset + 4] = value.to_bytes(4, "little")
+    with pytest.raises(BadBatch, match=says) as caught:
+        decode_batch(memoryview(reseal(bytes(body))))
+    assert caught.value.routes == (11, 12, 13)
+
+
+def test_a_row_may_not_begin_inside_a_character() -> None:
+    body = bytearray(sample())
+    data = 16 + body[0] + -body[0] % 8
+    body[data + 84 : data + 92] = (2).to_bytes(4, "little") + (1).to_bytes(4, "little")
+    with pytest.raises(BadBatch, match="text: a part begins inside a character, at byte 2"):
+        decode_batch(memoryview(reseal(bytes(body))))
+
+
+def test_every_single_byte_matters() -> None:
+    body = sample()
+    decode_batch(memoryview(body))
+    for at in range(len(body)):
+        damaged = bytearray(body)
+        damaged[at] ^= 0xFF
+        with pytest.raises(BadBatch, match=re.escape("BATCH ")):
+            decode_batch(memoryview(bytes(damaged)))
