@@ -23,6 +23,7 @@ from pathlib import Path
 
 import uvloop
 
+from ..ring import logs
 from ..ring.errors import RingError
 from ..ring.process import die_with_parent
 from .app import App, Options
@@ -209,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_gateway_arguments(parser)
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logs.start(f"gateway{args.reader}")
     if args.die_with_parent:
         die_with_parent(args.die_with_parent)
     raise_file_limit()

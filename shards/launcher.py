@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from ..ring import logs
 from ..ring.board import InstanceConfig, Phase, Role, State
 from ..ring.errors import RingError
 from ..ring.instance import Instance, sweep_dead
@@ -216,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logs.start("launcher")
     if args.die_with_parent:
         die_with_parent(args.die_with_parent)
     if not args.tokenizer:

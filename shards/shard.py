@@ -9,6 +9,7 @@ import signal
 import time
 from types import FrameType
 
+from ..ring import logs
 from ..ring.board import BoardRow, Role, State
 from ..ring.doorbell import Doorbell
 from ..ring.instance import Instance
@@ -33,6 +34,7 @@ def run_shard(instance: str, shard: int) -> None:
     Raises InstanceGone when there is no such instance, TableError when its token table is unreadable,
     LaneOwned when a live process is that shard already.
     """
+    logs.start(f"shard{shard}")
     opened = Instance.attach(instance)
     row = opened.board.row(Role.SHARD, shard)
     row.claim(State.STARTING)

@@ -58,6 +58,7 @@ def fork_child(main: Callable[[], None]) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
+        logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

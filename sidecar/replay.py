@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..ring import logs
 from ..ring.errors import RingError, RingFull
 from ..ring.families import Family
 from ..ring.finish import FinishReason
@@ -357,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logs.start("replay")
     if args.die_with_parent:
         die_with_parent(args.die_with_parent)
     stopped = False
