@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ..sink import ChunkEvent, Control, Done, Error, Frame, SinkClosed, SinkEnded
+from ..sink import ChunkEvent, Control, Done, Error, Frame, SinkClosed, SinkEnded, request_error
 from ..sink.events import Merger
 from .backend import Stream
 from .connection import Exchange
@@ -148,13 +148,13 @@ class Feed:
 
     def _last(self, event: ChunkEvent) -> None:
         self._count(event)
-        finish, answer = event.finish, self.answer
+        answer = self.answer
         answer.metrics.request.observe(self.last - answer.exchange.started)
-        if finish is None or finish.abort_status is None:
+        error = request_error(event)
+        if error is None:
             answer.event(self.index, event)
-            return
-        message = finish.message or "the scheduler aborted the request"
-        answer.failure(self.index, Error(http_status(finish.abort_status), "aborted", message))
+        else:
+            answer.failure(self.index, error)
 
     def _count(self, event: ChunkEvent) -> None:
         now, metrics, tokens = time.perf_counter(), self.answer.metrics, event.generated
@@ -191,8 +191,7 @@ class StreamAnswer(Answer):
 
     def start(self) -> None:
         """Send the head, then take items."""
-        self.exchange.begin()
-        self.exchange.send(b"".join([renderer.opening() for renderer in self._renderers]))
+        self.exchange.begin(b"".join([renderer.opening() for renderer in self._renderers]))
         super().start()
 
     def takes(self) -> bool:

@@ -132,8 +132,9 @@ class App:
         batch = _is_batch(body)
         if body.get("stream"):
             cumulative = not self.options.incremental
+            kind = generate.ResponseStream if generate.wants_columns(body) else generate.GenerateStream
             renderers = [
-                generate.GenerateStream(stream.rid, started, cumulative, index if batch else None)
+                kind(stream.rid, started, cumulative, index if batch else None)
                 for index, stream in enumerate(streams)
             ]
             self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers))

@@ -13,7 +13,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from math import inf
 from typing import Final, cast
@@ -29,6 +29,14 @@ LINGER_S: Final = 2.0
 """How long what a refused client still sends is read and dropped, so that it gets to read the refusal."""
 VANISHED_MS: Final = 60_000
 """Sent bytes unacknowledged for this long: the client's machine is gone."""
+
+
+_STREAM_HEAD: Final = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"transfer-encoding", b"chunked"),
+)
 
 
 class Request:
@@ -103,22 +111,23 @@ class Exchange:
         self._connection.write(self._head(status, head) + sent)
         self._end()
 
-    def begin(self, content_type: bytes = b"text/event-stream") -> None:
-        """Send the head of an answer that comes piece by piece."""
+    def begin(self, data: bytes = b"") -> None:
+        """Send the head of a stream of events, and its first piece if there is one already."""
         if self.gone or self.done:
             return
         self.status = 200
-        head = [
-            (b"content-type", content_type),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-        ]
-        if self.request.version == "1.0":
-            self.request.keep_alive = False
+        request, owner = self.request, self._connection.owner
+        if request.version == "1.0":
+            request.keep_alive = False
         else:
             self._chunked = True
-            head.append((b"transfer-encoding", b"chunked"))
-        self._connection.write(self._head(200, head))
+        if self._chunked and request.keep_alive and not owner.closing:
+            head = owner.stream_head  # the usual one, made once a second
+        else:
+            head = self._head(200, _STREAM_HEAD if self._chunked else _STREAM_HEAD[:-1])
+        if data and self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._connection.write(head + data)
 
     def send(self, data: bytes) -> None:
         """Send a piece. Pieces of one turn of the loop go out together."""
@@ -142,18 +151,16 @@ class Exchange:
         if not (self.gone or self.done):
             self._connection.abort()
 
-    def _head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+    def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         connection = self._connection
         keep = self.request.keep_alive and not connection.owner.closing
         self.request.keep_alive = keep
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         close = (
             b""
             if keep and self.request.version == "1.1"
             else b"connection: %b\r\n" % (b"keep-alive" if keep else b"close")
         )
-        line = b"HTTP/1.1 %d %b\r\ndate: %b\r\n" % (status, phrase(status).encode(), connection.owner.date)
-        return line + lines + close + b"\r\n"
+        return _head(status, connection.owner.date, headers) + close + b"\r\n"
 
     def _end(self) -> None:
         self.done = True
@@ -189,6 +196,7 @@ class Connections:
         """Draining: each answer is its connection's last."""
         self.refused = 0
         self.date = b""
+        self.stream_head = b""
         self.sweep()
 
     def __call__(self) -> Connection:
@@ -198,6 +206,7 @@ class Connections:
     def sweep(self) -> None:
         """Cut off who is past a deadline. Call once a second."""
         self.date = formatdate(usegmt=True).encode()
+        self.stream_head = _head(200, self.date, _STREAM_HEAD) + b"\r\n"
         now = time.monotonic()
         for connection in [one for one in self.open if one.deadline < now]:
             connection.overdue()
@@ -451,7 +460,7 @@ class Connection(asyncio.Protocol):
         self.write(
             b"HTTP/1.1 %d %b\r\ndate: %b\r\nconnection: close\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b"
-            % (refusal.status, phrase(refusal.status).encode(), self.owner.date, len(body), body)
+            % (refusal.status, phrase(refusal.status), self.owner.date, len(body), body)
         )
         self._lingering = True
         self._request = None
@@ -475,6 +484,11 @@ class Connection(asyncio.Protocol):
 
     def _body_too_large(self, size: str) -> str:
         return f"the body has {size}; at most {self.owner.limits.body_bytes} bytes are taken"
+
+
+def _head(status: int, date: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    return b"HTTP/1.1 %d %b\r\ndate: %b\r\n%b" % (status, phrase(status), date, lines)
 
 
 def _tune(sock: socket.socket | None) -> None:

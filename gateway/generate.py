@@ -1,36 +1,55 @@
 """`/generate` in JSON: one event at a time for a stream, the sum for a whole answer.
 
-The common case, a stream of text and ids, is put together from bytes that are ready: this runs once per
-event of every stream. What it must equal is what `whole` builds as an object.
+The sink's `Response` knows the objects. The common case, a stream of text and ids, is put together from
+bytes that are ready, since this runs once per event of every stream, and must equal what `Response` renders.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from ..sink import ChunkEvent, Error
+from ..sink import ChunkEvent, Error, Response
 from .answer import failure_event
+from .shapes import sse
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def whole(rid: str, event: ChunkEvent, seconds: float) -> dict[str, Any]:
-    """Return one prompt's whole answer."""
-    return {
-        "text": event.text,
-        "output_ids": event.ids.tolist(),
-        "meta_info": {
-            "id": rid,
-            "prompt_tokens": event.prompt_tokens,
-            "completion_tokens": event.first + event.generated,
-            "finish_reason": None if event.finish is None else event.finish.to_json(),
-            "e2e_latency": seconds,
-        },
-    }
+def wants_columns(body: Mapping[str, Any]) -> bool:
+    """Whether a checked `/generate` body asks for log probabilities or hidden states."""
+    return bool(body.get("return_logprob") or body.get("return_hidden_states"))
+
+
+class ResponseStream:
+    """One prompt's events with everything a request can ask for; `GenerateStream` does the common case."""
+
+    def __init__(self, rid: str, started: float, cumulative: bool, index: int | None) -> None:
+        self._response = Response(rid)
+        self._started = started
+        self._cumulative = cumulative
+        self._index = index
+
+    def opening(self) -> bytes:
+        """Return nothing: a stream starts with its first token."""
+        return b""
+
+    def delta(self, event: ChunkEvent) -> bytes:
+        """Render an event."""
+        self._response.add(event)
+        seconds = None if event.finish is None else round(time.perf_counter() - self._started, 6)
+        render = self._response.cumulative if self._cumulative else self._response.incremental
+        rendered = render(seconds)
+        if self._index is not None:
+            rendered["index"] = self._index
+        return sse(_encode(rendered))
+
+    def failure(self, error: Error) -> bytes:
+        """Render the request's failure."""
+        return failure_event(error, index=self._index)
 
 
 class GenerateStream:
@@ -91,5 +110,9 @@ def _ids(raw: bytes) -> bytes:
 def render_whole(rids: Sequence[str], events: Sequence[ChunkEvent], started: float, batch: bool) -> bytes:
     """Render a whole response: one object, or a list of them for a batch."""
     seconds = round(time.perf_counter() - started, 6)
-    answers = [whole(rid, event, seconds) for rid, event in zip(rids, events, strict=True)]
+    answers = []
+    for rid, event in zip(rids, events, strict=True):
+        response = Response(rid)
+        response.add(event)
+        answers.append(response.unary(seconds))
     return _encode(answers if batch else answers[0])

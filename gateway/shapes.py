@@ -23,12 +23,14 @@ _TYPES: Final = {
 }
 
 
-def phrase(status: int) -> str:
+_PHRASES: Final = {int(status): status.phrase.encode() for status in HTTPStatus} | {
+    499: b"Client Closed Request"
+}
+
+
+def phrase(status: int) -> bytes:
     """Return the reason phrase of an HTTP status; one nobody registered has none."""
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Client Closed Request" if status == 499 else ""
+    return _PHRASES.get(status, b"")
 
 
 def error_json(

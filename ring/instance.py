@@ -20,6 +20,7 @@ from .ring import Ring
 from .segment import SHM, in_use, listed, sweep, unlink
 
 STRAGGLERS_S: Final = 3.0
+LOOK_EVERY_NS: Final = 50_000_000
 
 
 class InstanceRunning(RingError):
@@ -40,6 +41,8 @@ class Instance:
         self.board = board
         self.config = board.config
         self._made = made or []
+        self._alive = False
+        self._look_again = 0
 
     @classmethod
     def create(cls, config: InstanceConfig) -> Instance:
@@ -95,9 +98,18 @@ class Instance:
 
     @property
     def alive(self) -> bool:
-        """Whether the instance's launcher still runs and has not begun to stop it."""
-        launcher = self.board.launcher
-        return self.board.phase != Phase.STOPPING and launcher is not None and launcher.alive()
+        """Whether the instance's launcher still runs and has not begun to stop it.
+
+        Asked on every step, so the process itself is looked at every 50 ms at most: that takes longer than a
+        step's push.
+        """
+        if self.board.phase == Phase.STOPPING:
+            return False
+        if (now := time.monotonic_ns()) >= self._look_again:
+            launcher = self.board.launcher
+            self._alive = launcher is not None and launcher.alive()
+            self._look_again = now + LOOK_EVERY_NS
+        return self._alive
 
     def request(self) -> Ring:
         """Open the request ring: lanes are gateways, the consumer is the scheduler."""

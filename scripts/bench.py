@@ -1,7 +1,8 @@
 """Run one benchmark by name and show what it measured.
 
 A benchmark is `scripts/benches/NAME.py` with a `run(quick: bool) -> dict` whose dict holds
-`bench`, `results` (a list of {case, impl, value, unit}) and `ratios`. The method of each is in
+`bench`, `results` (a list of {case, impl, value, unit}) and `ratios`; one with options of its own has
+`add_arguments(parser)` too, and then `run(quick, args)`. The method of each is in
 its own docstring; this file only finds, runs and prints.
 """
 
@@ -74,13 +75,19 @@ def main() -> int:
     parser.add_argument("name", nargs="?", help=f"one of: {', '.join(known())}")
     parser.add_argument("--quick", action="store_true", help="a few seconds; rougher figures")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args()
-    if args.name not in known():
-        print(f"bench: no benchmark {args.name!r}; there are: {', '.join(known())}", file=sys.stderr)
+    name = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+    if name not in known():
+        parser.parse_known_args()  # --help ends here
+        print(f"bench: no benchmark {name!r}; there are: {', '.join(known())}", file=sys.stderr)
         return 2
     # Last on the path: helpers are imported as `scripts.benches.x`, and nothing here can hide a library.
     sys.path.append(str(ROOT))
-    found = importlib.import_module(f"scripts.benches.{args.name}").run(args.quick)
+    bench = importlib.import_module(f"scripts.benches.{name}")
+    own = hasattr(bench, "add_arguments")
+    if own:
+        bench.add_arguments(parser)
+    args = parser.parse_args()
+    found = bench.run(args.quick, args) if own else bench.run(args.quick)
     if args.json:
         print(json.dumps(found))
     else:

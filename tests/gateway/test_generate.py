@@ -2,12 +2,18 @@
 
 import itertools
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from outfeed.gateway.app import Options
+from outfeed.gateway.generate import GenerateStream, ResponseStream
 from outfeed.ring.finish import FinishReason
+from outfeed.sink import ChunkEvent
+from outfeed.sink.columns import Columns, Flat
 
-from .conftest import Serve
-from .fake import Played
+from .conftest import Serve, parse_events
+from .fake import Played, event
 
 
 def hello(played: Played) -> None:
@@ -197,3 +203,51 @@ def test_what_fails_inside_is_a_500_without_a_trace(serve: Serve, caplog: pytest
     assert b"secret" not in answer.body
     assert b"Traceback" not in answer.body
     assert "secret detail" in caplog.text
+
+
+def test_both_ways_to_render_a_stream_agree() -> None:
+    """The quick one is bytes put together; the other is the sink's own rendering."""
+    texts = ["plain", "", '"\\\n\t\x00\x1f\x7f', "é\u2028🙂", "</script>", "\ufffd"]
+    for cumulative, index in itertools.product((True, False), (None, 3)):
+        quick = GenerateStream('r"1', 0.0, cumulative, index)
+        full = ResponseStream('r"1', 0.0, cumulative, index)
+        for first, text in enumerate(texts):
+            finish = FinishReason.stop("é") if first == len(texts) - 1 else None
+            one = event(text, first, finish=finish)
+            (got,), (want,) = parse_events(quick.delta(one)), parse_events(full.delta(one))
+            assert abs(got["meta_info"].pop("e2e_latency", 0) - want["meta_info"].pop("e2e_latency", 0)) < 5
+            assert got == want
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(exclude_categories=["Cs"])), st.lists(st.integers(-(2**31), 2**31 - 1))
+        )
+    ),
+    st.booleans(),
+)
+def test_any_text_and_ids_survive_the_quick_rendering(
+    parts: list[tuple[str, list[int]]], cumulative: bool
+) -> None:
+    stream, text, ids = GenerateStream("r", 0.0, cumulative, None), "", list[int]()
+    for piece, more in parts:
+        packed = np.array(more, dtype="<i4").tobytes()
+        one = ChunkEvent(piece.encode(), packed, len(ids), len(more), 1, 0)
+        (got,) = parse_events(stream.delta(one))
+        text, ids = text + piece, ids + more
+        assert got["text"] == (text if cumulative else piece)
+        assert got["output_ids"] == (ids if cumulative else more)
+
+
+def test_log_probabilities_are_rendered_when_asked_for(serve: Serve) -> None:
+    def script(played: Played) -> None:
+        values, ids = np.array([-0.5], dtype="<f4").tobytes(), np.array([7], dtype="<i4").tobytes()
+        played.say("a", columns=Columns(output_logprobs=Flat(values, ids), texts={7: "a"}))
+        played.end("")
+
+    running = serve(script)
+    whole = running.ask("POST", "/generate", ask(return_logprob=True)).json
+    assert whole["meta_info"]["output_token_logprobs"] == [[-0.5, 7, "a"]]
+    first, *_ = running.ask("POST", "/generate", ask(return_logprob=True, stream=True, rid="r2")).events
+    assert first["meta_info"]["output_token_logprobs"] == [[-0.5, 7, "a"]]
