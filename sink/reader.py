@@ -17,7 +17,7 @@ import msgspec
 from ..ring import Consumer, CorruptLane, Frame, RingClosed, wait
 from ..ring.batch import Batch, decode_batch
 from ..ring.finish import FinishReason
-from ..ring.frames import BadFrame, ErrorFrame, Result, Tag, Takeover, decode
+from ..ring.frames import BadFrame, ErrorFrame, Handover, Result, Tag, Takeover, decode
 from ..ring.route import format_route, reader_of, shard_of
 from .channel import FOLD_AT, SinkClosed, SinkFull, SinkSender
 from .columns import columns_of
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # Frames per drain: what is sent in one is woken at its end.
 DRAIN_FRAMES = 32
 # How many ended routes are remembered, to tell a late row from a ghost's.
-REMEMBERED = 1 << 16
+REMEMBERED = 1 << 13
 IDLE_S = 1.0
 # How soon a refused abort is tried again when nothing else wakes the reader.
 RETRY_S = 0.02
@@ -280,7 +280,8 @@ class Reader:
             self._on_takeover(message.shard, message.epoch)
         else:
             stray = f"a {Tag(tag).name} frame does not belong on an egress ring"
-            self._bad_frame(lane, BadFrame(stray, (message.route,)))
+            routes = () if isinstance(message, Handover) else (message.route,)
+            self._bad_frame(lane, BadFrame(stray, routes))
 
     def _batch(self, batch: Batch) -> None:
         """Deliver each row. The loop is the reader's whole cost: lists once per frame, slices per row."""
