@@ -88,8 +88,9 @@ class Decoder:
         if stream is not None:
             parts = [stream.add(token).encode() for token in np.frombuffer(message.ids, "<i4").tolist()]
             ready = _ready(parts, [b""])
-        self._kernel.restore(message.route, message.ids, message.text_bytes, ready)
-        # A pattern's window restarts: text that went out before is not searched again.
+        sent = self._kernel.restore(message.route, message.ids, message.text_bytes, ready)
+        if (watch := self._watches.get(message.route)) is not None:
+            watch.seen(sent.decode())
 
     def forget(self, route: int) -> bool:
         """Drop a request; False when it was not known."""

@@ -117,12 +117,16 @@ class Kernel:
             raise MemoryError(f"no memory for another request (code {code})")
         return True
 
-    def restore(self, route: int, ids: Buffer, text_bytes: int, ready: Ready | None = None) -> None:
-        """Bring a request that was just registered to where its delivered ids and text left it."""
+    def restore(self, route: int, ids: Buffer, text_bytes: int, ready: Ready | None = None) -> bytes:
+        """Bring a request that was just registered to where its delivered ids and text left it.
+
+        Returns the text that was delivered.
+        """
         column = ffi.from_buffer(_i32, ids)
         code = lib.ofs_restore(self._shard, route, column, len(column), text_bytes, self._set_ready(ready))
         if code:
             raise MemoryError(f"{len(column)} ids cannot be restored (code {code})")
+        return bytes(ffi.buffer(self._out.text, self._out.text_bytes)) if self._out.text_bytes else b""
 
     def forget(self, route: int) -> bool:
         """Drop a request; False when it was not known."""

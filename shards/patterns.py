@@ -43,6 +43,10 @@ class PatternWatch:
             self._window = max(self._window, min(int(width), WINDOW) + BEFORE)
         self._tail = ""
 
+    def seen(self, text: str) -> None:
+        """Remember text that was searched before, by another shard."""
+        self._tail = (self._tail + text)[-self._window :]
+
     def search(self, text: str, ends: list[int]) -> tuple[int, int, str] | None:
         """Look at new text token by token; `ends` are the tokens' ends in it.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .errors import TokenizerFileError
 from .kernel import SKIP_SPECIAL, Kernel
 from .table import BYTE, CLEAN, KNOWN, SPECIAL, TokenTable
 
@@ -30,7 +31,7 @@ def disagreement(table: TokenTable, tokenizer: "Tokenizer") -> str | None:
     kernel = Kernel(table.buffer)
     for samples in _batches(table):
         for skip in (False, True):
-            expected = tokenizer.decode_batch(samples, skip_special_tokens=skip)
+            expected = _decode_with(tokenizer, samples, skip)
             text, lens = _decode(kernel, samples, skip)
             # One comparison for all; who differs is looked for only when something does.
             wanted = [len(sample.encode()) for sample in expected]
@@ -38,6 +39,19 @@ def disagreement(table: TokenTable, tokenizer: "Tokenizer") -> str | None:
                 continue
             return _first_difference(samples, expected, text, lens, skip)
     return None
+
+
+def _decode_with(tokenizer: "Tokenizer", samples: list[list[int]], skip: bool) -> list[str]:
+    try:
+        texts: list[str] = tokenizer.decode_batch(samples, skip_special_tokens=skip)
+    except BaseException as error:
+        # The library's crashes derive from BaseException, under a name that it does not export.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerFileError(
+            f"the tokenizer crashes in its own decode: {error}; mend its decoder"
+        ) from None
+    return texts
 
 
 def _decode(kernel: Kernel, samples: list[list[int]], skip: bool) -> tuple[bytes, list[int]]:

@@ -104,7 +104,7 @@ int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t
                  uint32_t prompt_tokens);
 
 /* After ofs_register: decode what was delivered before, of which `text_bytes` bytes of text went out.
- * `ready` (one row) is for a shard without a table. */
+ * `ready` (one row) is for a shard without a table. The text that went out is in ofs_result() then. */
 int ofs_restore(ofs_shard *shard, uint64_t route, const int32_t *ids, uint32_t count, uint64_t text_bytes,
                 const ofs_ready *ready);
 

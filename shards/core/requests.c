@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "utf8.h"
 
 int outfeed_shards_abi(void) { return 2; }
 
@@ -117,16 +118,19 @@ int ofs_restore(ofs_shard *shard, uint64_t route, const int32_t *ids, uint32_t c
     slot_extra *extra = ok ? slot_need_extra(s) : NULL;
     if (!extra) return OFS_NO_MEMORY;
     s->expected = count;
-    if (shard->text.len < text_bytes) {
-        extra->skip = text_bytes - shard->text.len;
-    } else if (shard->text.len > text_bytes) {
+    size_t made = shard->text.len, sent = text_bytes < made ? (size_t)text_bytes : made;
+    while (sent && sent < made && utf8_inside(shard->text.at[sent])) sent--;
+    extra->skip = text_bytes > made ? text_bytes - made : 0;
+    if (sent < made) {
         /* Owed: text that was made before but not delivered goes out with the next row, before what is held. */
         size_t held = extra->held_len;
         if (!text_room(shard, held)) return OFS_NO_MEMORY;
-        if (held) memcpy(shard->text.at + shard->text.len, extra->held, held);
+        if (held) memcpy(shard->text.at + made, extra->held, held);
         shard->text.len += held;
-        if (!row_hold(shard, extra, shard->text.len - (size_t)text_bytes)) return OFS_NO_MEMORY;
+        if (!row_hold(shard, extra, shard->text.len - sent)) return OFS_NO_MEMORY;
     }
+    shard->out.text = shard->text.at;
+    shard->out.text_bytes = sent;
     shard->text.len = 0;
     return OFS_OK;
 }

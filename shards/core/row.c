@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "utf8.h"
 
 /* Run the automaton over text from *scanned on. With `detect`, stop at the first stop string to be complete (of
  * several that end there the longest): true, and [*begin, *end) is where it lies. */
@@ -136,9 +137,11 @@ bool row_decode(struct ofs_shard *shard, slot *s, row_work *row, ready_view *rea
     if ((extra = s->extra) && extra->skip) {
         size_t made = shard->text.len - start;
         size_t skip = extra->skip < made ? (size_t)extra->skip : made;
+        extra->skip -= skip;
+        /* Whatever a RESTORE says: a row's text does not begin inside a character. */
+        while (skip < made && utf8_inside(shard->text.at[start + skip])) skip++;
         memmove(shard->text.at + start, shard->text.at + start + skip, made - skip);
         shard->text.len -= skip;
-        extra->skip -= skip;
     }
     return true;
 }

@@ -48,6 +48,7 @@ static bool emit_replacements(struct ofs_shard *shard, slot *s, uint32_t count)
 static bool feed_bytes(struct ofs_shard *shard, slot *s, const uint8_t *bytes, size_t n)
 {
     size_t len = s->tail_len + n, valid = 0, i = 0;
+    if (!len) return true;
     if (shard->scratch_cap < len) {
         uint8_t *scratch = realloc(shard->scratch, 2 * len);
         if (!scratch) return false;

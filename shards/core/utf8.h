@@ -12,6 +12,9 @@ enum utf8_kind { UTF8_VALID, UTF8_INVALID, UTF8_INCOMPLETE };
 #define UTF8_REPLACEMENT "\xEF\xBF\xBD"
 #define UTF8_REPLACEMENT_LEN 3u
 
+/* Whether a byte of well-formed text is not a character's first. */
+static inline int utf8_inside(uint8_t byte) { return (byte & 0xC0) == 0x80; }
+
 /* Classify what `p` (n > 0 bytes) begins with; *len is the unit's length. INCOMPLETE means all n bytes are the
  * beginning of a character, so n is at most 3. */
 static inline enum utf8_kind utf8_unit(const uint8_t *p, size_t n, unsigned *len)

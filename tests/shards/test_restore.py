@@ -125,6 +125,22 @@ def test_a_detected_stop_is_found_again_by_the_next_shard(table_of: Tables, toke
         assert driver.heard[route].ended_here
 
 
+def test_a_pattern_that_began_before_the_take_over_matches(
+    table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    table, tokenizer = table_of("deepseek"), tokenizer_of("deepseek")
+    options = DecodeOptions(stop_regex=["two three f..r"], detect_stops=True)
+    ids = tokenizer.encode("one two three four five six", add_special_tokens=False).ids
+    for at in range(1, 4):
+        driver = Driver(table)
+        route = driver.start(options)
+        driver.step([(route, ids[:at])])
+        driver = driver.restore_into(table, route, options)
+        driver.step([(route, ids[at:])])
+        assert driver.heard[route].text == b"one two three four"
+        assert driver.heard[route].ended_here
+
+
 # ---- columns that pass through
 
 

@@ -1,0 +1,221 @@
+"""The table: what it reads, what it refuses, that it is proved, and that it is shared."""
+
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from outfeed.ring import NoRoom, segment
+from outfeed.shards import pipeline, table
+from outfeed.shards.decoder import Decoder
+from outfeed.shards.errors import TableError, TokenizerFileError
+from outfeed.shards.kernel import Kernel
+from outfeed.shards.proof import disagreement
+from outfeed.shards.table import TokenTable
+from tokenizers import Tokenizer
+
+from .conftest import WITH_TABLE
+from .driver import Driver
+
+Tables = Callable[[str], TokenTable]
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"outfeed-test-table-{os.getpid()}-{next(NUMBERS)}"
+    yield name
+    segment.unlink(name)
+
+
+# ---- files
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        (b"", "not a usable"),
+        (b"not json", "not a usable"),
+        (b"{}", "not a usable"),
+        (b'{"version": "1.0", "model": {"type": "Unheard"}}', "not a usable"),
+        (b"\xff\xfe\0\0", "not a usable"),
+    ],
+)
+def test_a_missing_or_broken_file_is_named_with_its_fault(
+    tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TokenizerFileError, match=says) as raised:
+        TokenTable.compile(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_file_cut_short_is_refused(tmp_path: Path, tokenizer_path: Callable[[str], Path]) -> None:
+    whole = tokenizer_path("metaspace_bpe").read_bytes()
+    path = tmp_path / "tokenizer.json"
+    for size in (10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(TokenizerFileError):
+            TokenTable.compile(path)
+
+
+def test_a_folder_means_the_file_in_it(tmp_path: Path, tokenizer_path: Callable[[str], Path]) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer_path("no_decoder").read_bytes())
+    assert TokenTable.compile(tmp_path).meta.vocab == 5
+
+
+# ---- the proof
+
+
+@pytest.mark.parametrize("name_of", WITH_TABLE)
+def test_a_changed_table_is_found_out(
+    name_of: str, table_of: Tables, tokenizer_of: Callable[[str], Tokenizer]
+) -> None:
+    right = table_of(name_of)
+    tokenizer = tokenizer_of(name_of)
+    known = [
+        token for token in range(right.meta.vocab) if tokenizer.decode([token], skip_special_tokens=False)
+    ]
+    for token in (known[0], known[len(known) // 2], known[-1]):
+        wrong = bytearray(right.buffer)
+        entry = 64 + 16 * token
+        wrong[entry : entry + 4] = bytes((1, table.KNOWN | table.CLEAN, 7, 0))
+        fault = disagreement(TokenTable(bytes(wrong), right.meta), tokenizer)
+        assert fault is not None
+        assert "the table says" in fault
+
+
+def test_a_table_that_disagrees_is_not_used_and_the_log_says_so(
+    tokenizer_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pipeline, "byte_level", lambda token: token.encode())
+    with caplog.at_level(logging.WARNING):
+        made = TokenTable.compile(tokenizer_path("bytelevel_added"))
+    assert made.fallback
+    assert "disagrees with the tokenizer" in caplog.text
+    assert "decoding with the tokenizer itself" in caplog.text
+    # And the text is right all the same.
+    tokenizer = Tokenizer.from_file(str(tokenizer_path("bytelevel_added")))
+    ids = tokenizer.encode("naïve 漢字 👍🏽", add_special_tokens=False).ids
+    assert Driver(made).stream(ids, [1, 2, 5]).text.decode() == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "table_made"),
+    [
+        ({"type": "Fuse"}, True),
+        ({"type": "Sequence", "decoders": []}, True),
+        ({"type": "Replace", "pattern": {"Regex": "▁+"}, "content": " "}, True),
+        ({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": True}, True),
+        ({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}, True),
+        ({"type": "ByteFallback"}, True),
+        ({"type": "Strip", "content": "t", "start": 2, "stop": 0}, True),
+        (
+            {
+                "type": "Sequence",
+                "decoders": [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 0, "stop": 1}],
+            },
+            False,
+        ),
+        (
+            {
+                "type": "Sequence",
+                "decoders": [
+                    {"type": "Fuse"},
+                    {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"},
+                ],
+            },
+            False,
+        ),
+        ({"type": "BPEDecoder", "suffix": "</w>"}, False),
+        ({"type": "WordPiece", "prefix": "##", "cleanup": True}, False),
+    ],
+)
+def test_every_decoder_is_compiled_right_or_left_to_the_tokenizer(
+    decoder: dict[str, object], table_made: bool, tmp_path: Path, tokenizer_path: Callable[[str], Path]
+) -> None:
+    parsed = json.loads(tokenizer_path("metaspace_bpe").read_text())
+    parsed["decoder"] = decoder
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(parsed))
+    made = TokenTable.compile(path)
+    assert made.fallback is not table_made
+    tokenizer = Tokenizer.from_file(str(path))
+    ids = tokenizer.encode("the quick the  fox", add_special_tokens=False).ids
+    driver = Driver(made)
+    for cuts in ([], list(range(1, len(ids)))):
+        assert driver.stream(ids, cuts).text.decode() == tokenizer.decode(ids)
+
+
+def test_a_tokenizer_that_crashes_is_refused(tmp_path: Path, tokenizer_path: Callable[[str], Path]) -> None:
+    parsed = json.loads(tokenizer_path("metaspace_bpe").read_text())
+    parsed["decoder"] = {"type": "Strip", "content": "t", "start": 1, "stop": 1}  # of "t" alone: a crash
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(parsed))
+    with pytest.raises(TokenizerFileError, match="crashes in its own decode"):
+        TokenTable.compile(path)
+
+
+# ---- sharing
+
+
+def test_a_shared_table_decodes_the_same(name: str, table_of: Tables) -> None:
+    made = table_of("metaspace_bpe")
+    shared = made.share(name)
+    found = TokenTable.attach(name)
+    assert found.meta == made.meta
+    ids = list(range(300, 340))
+    want = Driver(made).stream(ids, [3, 9]).text
+    assert Driver(found).stream(ids, [3, 9]).text == want
+    assert Driver(shared).stream(ids, [3, 9]).text == want
+
+
+def test_a_shared_table_cannot_be_written(name: str, table_of: Tables) -> None:
+    shared = table_of("no_decoder").share(name)
+    with pytest.raises(TypeError):
+        shared.buffer[70] = 1  # type: ignore[index]
+
+
+def test_attaching_loads_no_tokenizer(name: str, table_of: Tables) -> None:
+    table_of("bytelevel_added").share(name)
+    script = (
+        "import sys; from outfeed.shards.shard import run_shard; from outfeed.shards.table import TokenTable;"
+        "from outfeed.shards.decoder import Decoder;"
+        f"Decoder(TokenTable.attach({name!r})); sys.exit('tokenizers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_what_is_no_table_is_refused(name: str, table_of: Tables) -> None:
+    with pytest.raises(FileNotFoundError):
+        TokenTable.attach(name)
+    segment.create(name, 4096, lambda memory: None)
+    with pytest.raises(TableError, match=name):
+        TokenTable.attach(name)
+    whole = bytes(table_of("no_decoder").buffer)
+    for wrong in (whole[:40], whole[:-1], b"X" + whole[1:], whole[:8] + b"\x09" + whole[9:]):
+        with pytest.raises(TableError):
+            Kernel(TokenTable.open(wrong).buffer)
+
+
+def test_a_table_too_large_for_shared_memory_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return 1 << 50
+
+    with pytest.raises(NoRoom):
+        TokenTable(Huge(), table.Meta("", "", "")).share(name)
+
+
+def test_a_decoder_without_table_loads_its_tokenizer(table_of: Tables) -> None:
+    made = table_of("ctc")
+    assert made.fallback
+    assert Decoder(made).token_text(2) == "a"
