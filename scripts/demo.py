@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from demo_cases import Case, beyond, make_cases
+from cases import Case, make_cases
 from numpy.typing import NDArray
 from outfeed.gateway.front import Front
 from outfeed.ring.board import Role
 from outfeed.ring.errors import RingError
+from outfeed.ring.finish import FinishReason
 from outfeed.shards.launcher import LaunchError, find_tokenizer
 from outfeed.sidecar.replay import load_corpus, load_text, replay_start
 from outfeed.sidecar.replay_columns import replay_logprobs, replay_top_logprobs
@@ -64,7 +65,7 @@ class Outcome:
     text: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     tokens: int = 0
-    reason: str = ""
+    finish: FinishReason | None = None
     error: str = ""
     latencies_ns: list[int] = field(default_factory=list)
     logprobs: list[Columns] = field(default_factory=list)
@@ -87,19 +88,7 @@ class Outcome:
         """Say how the stream differs from the truth; "" when it does not."""
         if self.error:
             return self.error
-        text, want = "".join(self.text), self.case.text
-        if self.case.open_end and text.startswith(want):
-            want = beyond(tokenizer, self.case.prompt, self.case.ids[: self.tokens])
-        if text != want:
-            at = next((k for k, (a, b) in enumerate(zip(text, want, strict=False)) if a != b), len(want))
-            return f"text differs at character {at}: got {text[at : at + 20]!r}, want {want[at : at + 20]!r}"
-        if self.ids != self.case.ids[: len(self.ids)]:
-            return "the ids are not those that were generated"
-        if self.reason != self.case.reason:
-            return f"finish reason {self.reason!r}, want {self.case.reason!r}"
-        if self.case.reason == "length" and self.tokens != len(self.case.ids):
-            return f"{self.tokens} tokens counted, {len(self.case.ids)} generated"
-        return ""
+        return self.case.difference(tokenizer, "".join(self.text), self.ids, self.tokens, self.finish)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -145,8 +134,7 @@ async def follow(front: Front, outcome: Outcome, logprobs: int, started: asyncio
                     outcome.tokens += event.generated
                     if event.columns is not None:
                         outcome.logprobs.append(event.columns)
-                    if event.finish is not None:
-                        outcome.reason = event.finish.type
+                    outcome.finish = event.finish
                 case Error():
                     outcome.error = f"{item.status} {item.type}: {item.message}"
 
@@ -163,7 +151,7 @@ class Display:
 
     def render(self) -> Group:
         """Draw the current state."""
-        done = sum(1 for outcome in self._outcomes if outcome.reason or outcome.error)
+        done = sum(1 for outcome in self._outcomes if outcome.finish or outcome.error)
         self._progress.update(self._task, completed=done)
         table = Table(show_header=False, box=None, padding=(0, 1))
         table.add_column(no_wrap=True, style="cyan")

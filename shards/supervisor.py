@@ -25,7 +25,8 @@ from ..ring.process import die_with_parent
 log = logging.getLogger(__name__)
 
 HEALTHY_AFTER_S: Final = 1.0
-"""A shard that ran this long before it died starts again at once, and earlier strikes are forgotten."""
+"""A shard that ran this long, or handled a row, before it died is not to blame for it: it starts again at
+once, and earlier strikes are forgotten. One that dies before that would die again at the same place."""
 
 
 class ShardsFailed(RuntimeError):
@@ -68,8 +69,9 @@ def fork_child(main: Callable[[], None]) -> int:
 class RestartPolicy:
     """When a dead shard is started again.
 
-    strikes: this many deaths in a row, each before the shard had run HEALTHY_AFTER_S, and the supervisor
-    gives up. pause_s: before the second start of such a row; doubles each time, up to pause_limit_s.
+    strikes: this many deaths in a row, each before the shard had handled a row or run HEALTHY_AFTER_S, and
+    the supervisor gives up. pause_s: before the second start of such a row; doubles each time, up to
+    pause_limit_s.
     """
 
     strikes: int = 8
@@ -207,11 +209,12 @@ class Supervisor:
                 "message is above"
             )
         else:
-            child.strikes = 0 if ran >= HEALTHY_AFTER_S else child.strikes + 1
+            healthy = ran >= HEALTHY_AFTER_S or self._board.row(Role.SHARD, child.shard).get("rows") > 0
+            child.strikes = 0 if healthy else child.strikes + 1
         if child.strikes >= self._policy.strikes:
             raise ShardsFailed(
-                f"shard {child.shard} died {child.strikes} times in a row within {HEALTHY_AFTER_S:.0f} s of "
-                f"its start (last: {cause}): giving up"
+                f"shard {child.shard} died {child.strikes} times in a row right after its start "
+                f"(last: {cause}): giving up"
             )
         pause = (
             min(self._policy.pause_s * 2**child.strikes, self._policy.pause_limit_s) if child.strikes else 0.0

@@ -276,18 +276,15 @@ def test_unregister_forgets_without_a_word() -> None:
     assert (front.ends, front.aborts) == ([], [])
 
 
-def test_failing_a_shard_leaves_the_others() -> None:
+def test_failing_all_ends_those_that_were_live_then_and_no_later_one() -> None:
     front = Front()
-    a, b = front.open(A), front.open(B)
-    front.reader.fail(Error(503, "shard_lost", "gone"), shard=0, abort="shard lost")
+    a = front.open(A)
+    front.reader.fail(Error(503, "gone", "no scheduler"), abort="scheduler gone")
+    b = front.open(B)
     front.reader.drain()
-    assert waiting(a) == [Error(503, "shard_lost", "gone")]
+    assert waiting(a) == [Error(503, "gone", "no scheduler")]
     assert waiting(b) == []
-    assert front.aborts == [(A, f"rid-{A}", "shard lost")]
-    front.reader.fail(Error(503, "gone", "no scheduler"))
-    front.reader.drain()
-    assert waiting(b) == [Error(503, "gone", "no scheduler")]
-    assert len(front.aborts) == 1
+    assert front.aborts == [(A, f"rid-{A}", "scheduler gone")]
 
 
 def test_progress_is_what_a_restore_needs() -> None:
@@ -295,7 +292,7 @@ def test_progress_is_what_a_restore_needs() -> None:
     front.open(A)
     front.open(B)
     front.arrive(step(row(A, 0, "é"), row(B, 0, "b")))
-    front.egress.frames.append((0, Tag.BATCH, memoryview(step(row(A, 1, "漢")))))
+    front.arrive(step(row(A, 1, "漢")))
     (mine,) = front.reader.progress(0)
     assert (mine.route, mine.rid, mine.text_bytes) == (A, f"rid-{A}", 5)
     assert np.frombuffer(mine.ids, "<i4").tolist() == [0, 1]

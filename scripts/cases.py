@@ -1,4 +1,4 @@
-"""The requests the demo makes, and the truth about each: worked out here, from the tokenizer alone.
+"""The requests that demo and chaos make, and the truth about each: worked out here, from the tokenizer alone.
 
 A replay scheduler's tokens depend on the rid alone, so what a stream must say is known before it starts.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from outfeed.sidecar import FinishReason
 from outfeed.sidecar.replay import replay_start
 
 
@@ -33,14 +34,34 @@ class Case:
     open_end: bool = False
     """The stop is kept: `text` ends with it, and what else its last step generated comes after it."""
 
+    def difference(
+        self, tokenizer: Any, text: str, ids: list[int], tokens: int, finish: FinishReason | None
+    ) -> str:
+        """Say how a stream that has ended differs from the truth; "" when it does not."""
+        want = self.text
+        if self.open_end and text.startswith(want):
+            want = beyond(tokenizer, self.prompt, self.ids[:tokens])
+        if text != want:
+            at = next((k for k, (a, b) in enumerate(zip(text, want, strict=False)) if a != b), len(want))
+            return f"text differs at character {at}: got {text[at : at + 20]!r}, want {want[at : at + 20]!r}"
+        if ids != self.ids[: len(ids)]:
+            return "the ids are not those that were generated"
+        reason = "none" if finish is None else finish.type
+        if reason != self.reason:
+            return f"finish reason {reason!r}, want {self.reason!r}"
+        if self.reason == "length" and tokens != len(self.ids):
+            return f"{tokens} tokens counted, {len(self.ids)} generated"
+        return ""
+
 
 def make_cases(tokenizer: Any, corpus: NDArray[np.int32], count: int, seed: int) -> list[Case]:
     """Make `count` requests of different lengths: plain ones, and every tenth with a stop of some kind."""
     rng = random.Random(seed)
-    return [_make(tokenizer, corpus, f"demo-{seed}-{number}", number, rng) for number in range(count)]
+    return [make_case(tokenizer, corpus, f"demo-{seed}-{number}", number, rng) for number in range(count)]
 
 
-def _make(tokenizer: Any, corpus: NDArray[np.int32], rid: str, number: int, rng: random.Random) -> Case:
+def make_case(tokenizer: Any, corpus: NDArray[np.int32], rid: str, number: int, rng: random.Random) -> Case:
+    """Make one request; `number` decides its kind, `rng` its length and its stop."""
     limit = rng.randint(16, 320)
     start = replay_start(rid, corpus.size)
     ids = [int(corpus[(start + k) % corpus.size]) for k in range(limit)]
