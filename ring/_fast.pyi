@@ -18,4 +18,11 @@ class Reader:
 
     def read(self, limit: int = 256, upto: Sequence[int] | None = None) -> list[tuple[int, int, memoryview]]:
         """Return up to `limit` unread frames as (lane, tag, body); see the method's own docstring."""
-    def _bind(self, read: int, handle: int, view: memoryview, lanes: int, /) -> None: ...
+    def release(self) -> None:
+        """Say that everything read so far is handled: its room goes back to the writers."""
+    def pending(self) -> bool:
+        """Whether `read` would return or raise something now."""
+    def _wait(self, consumers: Sequence[Reader], timeout: float, /) -> bool: ...
+    def _bind(
+        self, calls: tuple[int, ...], handle: int, bell: int, view: memoryview, lanes: int, /
+    ) -> None: ...

@@ -3,7 +3,6 @@
 Knows cursors and doorbells; must not know what a tag or a body means.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any, NoReturn, Self
 
@@ -12,21 +11,24 @@ from ._fast import Reader
 from .doorbell import Doorbell
 from .errors import ConsumerBusy, CorruptLane, RingClosed
 from .segment import Segment
-from .writer import nanoseconds
+from .writer import address
 
-__all__ = ["LONGEST_WAIT_S", "Consumer", "Frame", "wait"]
+__all__ = ["Consumer", "Frame", "wait"]
 
 Frame = tuple[int, int, memoryview]
 """(lane, tag, body). A plain tuple: a named one would double what a small frame costs to read."""
 
-LONGEST_WAIT_S = 1.0
-_READ = int(ffi.cast("uintptr_t", ffi.addressof(lib, "reader_read")))
+_CALLS = tuple(
+    address(ffi.addressof(lib, call))
+    for call in ("reader_read", "reader_release", "reader_pending", "readers_wait")
+)
 
 
 class Consumer(Reader):
     """One cursor of a ring, for one thread at a time. Made by `Ring.consumer`.
 
-    `read(limit=256, upto=None)` comes from the C base: one call per batch of zero-copy frames.
+    `read(limit=256, upto=None)`, `release()` and `pending()` come from the C base: one call per batch of
+    zero-copy frames.
     """
 
     __slots__ = (
@@ -46,16 +48,7 @@ class Consumer(Reader):
         self.doorbell = doorbell
         self._segment = segment
         self._handle = handle
-        self._bind(_READ, int(ffi.cast("uintptr_t", handle)), memory.toreadonly(), lanes)
-
-    def release(self) -> None:
-        """Say that everything read so far is handled: its room goes back to the writers.
-
-        What is read and not released when this process dies is read again by the next one.
-        """
-        code = lib.reader_release(self._handle)
-        if code != 0:
-            self._refuse(code)
+        self._bind(_CALLS, address(handle), address(doorbell._bell), memory.toreadonly(), lanes)
 
     def tails(self) -> list[int]:
         """Return each lane's position now, for `read(upto=...)`: what is published later lies beyond."""
@@ -65,13 +58,6 @@ class Consumer(Reader):
             self._refuse(code)
         return list(positions)
 
-    def pending(self) -> bool:
-        """Whether `read` would return or raise something now."""
-        code = lib.reader_pending(self._handle)
-        if code < 0:
-            self._refuse(code)
-        return bool(code)
-
     def _refuse(self, code: int) -> NoReturn:
         """Raise what a C code means."""
         where = f"ring {self._segment.name!r} consumer {self.index}"
@@ -79,8 +65,8 @@ class Consumer(Reader):
             lane, position = lib.reader_fault_lane(self._handle), lib.reader_fault_position(self._handle)
             raise CorruptLane(self._segment.name, lane, position)
         if code == lib.RING_BUSY:
-            raise ConsumerBusy(f"{where}: another thread is reading or waiting; a cursor has one reader")
-        raise RingClosed(f"{where}: closed, or this process was forked after it was made")
+            raise ConsumerBusy(f"{where} or its doorbell: another thread is reading or waiting; each has one")
+        raise RingClosed(f"{where} or its doorbell: closed, or this process was forked after it was made")
 
     def close(self) -> None:
         """Give the cursor back; it goes on holding writers at what is not released. Twice is fine."""
@@ -102,25 +88,11 @@ def wait(consumers: Sequence[Consumer], timeout: float) -> bool:
     """Wait until any of `consumers` has something, at most `timeout` seconds and at most one second.
 
     True when something is there; False when time is up or `Doorbell.ring` was called. It looks, spins
-    (2 to 50 us, as recent waits taught it), then parks and sleeps on the doorbell that all the consumers
+    (at most as long as the doorbell allows), then parks and sleeps on the doorbell that all the consumers
     must share. Signal handlers run while it waits; what they raise (KeyboardInterrupt) comes out of here.
 
     Raises ValueError for no consumers or several doorbells, ConsumerBusy, RingClosed.
     """
     if not consumers:
-        raise ValueError("wait needs at least one consumer")
-    bell = consumers[0].doorbell
-    if any(consumer.doorbell is not bell for consumer in consumers):
-        raise ValueError(
-            "wait: the consumers have different doorbells; give all rings of a thread the same one"
-        )
-    left = min(nanoseconds(timeout), int(LONGEST_WAIT_S * 1e9))
-    deadline = time.monotonic_ns() + left
-    handles = [consumer._handle for consumer in consumers]
-    while (code := lib.readers_wait(bell._bell, handles, len(handles), left)) == lib.RING_INTERRUPTED:
-        left = max(0, deadline - time.monotonic_ns())
-    if code == lib.RING_BUSY:
-        raise ConsumerBusy(f"doorbell {bell.name!r} or one of its consumers is in another thread's hands")
-    if code < 0:
-        raise RingClosed(f"doorbell {bell.name!r} or one of its consumers is closed, or from before a fork")
-    return bool(code)
+        raise ValueError("wait: no consumers; expected at least one")
+    return consumers[0]._wait(consumers, timeout)

@@ -17,6 +17,7 @@ from .errors import LaneOwned, RingClosed, RingError
 
 __all__ = ["Doorbell"]
 
+LONGEST_SPIN_S = 50e-6
 _TRIES = 8
 
 
@@ -52,7 +53,9 @@ class Doorbell:
 
     __slots__ = ("__weakref__", "_bell", "_drop", "name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, longest_spin: float = LONGEST_SPIN_S) -> None:
+        if not 0 <= longest_spin <= 0.01:
+            raise ValueError(f"longest_spin {longest_spin!r}: expected 0 to 0.01 seconds")
         if len(name) > lib.RING_NAME_BYTES - 2:
             raise ValueError(
                 f"doorbell name {name!r} has {len(name)} characters; at most {lib.RING_NAME_BYTES - 2} fit"
@@ -60,7 +63,7 @@ class Doorbell:
         fd = _make(name)
         self.name = name
         self._drop = weakref.finalize(self, _remove, name, fd, os.getpid())
-        bell = lib.bell_open(f"/{name}".encode())
+        bell = lib.bell_open(f"/{name}".encode(), int(longest_spin * 1e9))
         if bell == ffi.NULL:
             self._drop()
             raise RingError(
@@ -69,12 +72,15 @@ class Doorbell:
         self._bell: Any = ffi.gc(bell, lib.bell_free)
 
     @classmethod
-    def create(cls, name: str) -> Self:
+    def create(cls, name: str, *, longest_spin: float = LONGEST_SPIN_S) -> Self:
         """Make the doorbell; a dead process's of the same name is replaced.
+
+        A wait spins before it sleeps for as long as recent sleeps taught it to, but at most `longest_spin`
+        seconds (0 to 0.01; 0: it always sleeps at once, which suits a machine with too few cores).
 
         Raises LaneOwned when a live process has one of that name.
         """
-        return cls(name)
+        return cls(name, longest_spin)
 
     def ring(self) -> None:
         """Make this process's wait() return now, from any of its threads. Remembered until a wait sees it."""

@@ -17,8 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
-BENCHES = ROOT / "scripts" / "benches"
+BENCHES = Path(__file__).resolve().parent / "benches"
 
 
 def known() -> list[str]:
@@ -80,9 +79,7 @@ def main() -> int:
         parser.parse_known_args()  # --help ends here
         print(f"bench: no benchmark {name!r}; there are: {', '.join(known())}", file=sys.stderr)
         return 2
-    # Last on the path: helpers are imported as `scripts.benches.x`, and nothing here can hide a library.
-    sys.path.append(str(ROOT))
-    bench = importlib.import_module(f"scripts.benches.{name}")
+    bench = importlib.import_module(f"benches.{name}")
     own = hasattr(bench, "add_arguments")
     if own:
         bench.add_arguments(parser)

@@ -13,8 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
-STRESSES = ROOT / "scripts" / "stresses"
+STRESSES = Path(__file__).resolve().parent / "stresses"
 
 
 def known() -> list[str]:
@@ -38,9 +37,7 @@ def main() -> int:
     if name in ("-h", "--help"):
         parser.print_help()
         return 0
-    # Last on the path: helpers are imported as `scripts.stresses.x`, and nothing here can hide a library.
-    sys.path.append(str(ROOT))
-    stress = importlib.import_module(f"scripts.stresses.{name}")
+    stress = importlib.import_module(f"stresses.{name}")
     if hasattr(stress, "add_arguments"):
         stress.add_arguments(parser)
     found = stress.run(parser.parse_args())

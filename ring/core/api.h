@@ -70,7 +70,8 @@ int consumer_is_detached(const ring *r, uint32_t index);
 /* Doorbells (bell.c). */
 
 typedef struct bell bell;
-bell *bell_open(const char *name);
+/* Its owner spins at most `longest_spin_ns` before it sleeps; 0: it sleeps at once. */
+bell *bell_open(const char *name, int64_t longest_spin_ns);
 void bell_close(bell *b);
 void bell_free(bell *b);
 int bell_ring(bell *b);

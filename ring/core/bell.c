@@ -22,7 +22,7 @@
 struct bell {
     guard guard;
     sem_t *semaphore;
-    int64_t spin_ns;
+    spinning spin;
     half rung; /* by bell_ring: return from the wait even with nothing to read */
 };
 
@@ -53,12 +53,13 @@ static sem_t *open_semaphore(const char *name) {
     return s == SEM_FAILED ? NULL : s;
 }
 
-bell *bell_open(const char *name) {
+bell *bell_open(const char *name, int64_t longest_spin_ns) {
     if (!bell_name_ok(name, RING_NAME_BYTES)) return NULL;
     bell *b = calloc(1, sizeof *b);
     if (b == NULL) return NULL;
     guard_init(&b->guard);
-    b->spin_ns = FIRST_SPIN_NS;
+    b->spin.longest_ns = longest_spin_ns;
+    b->spin.next_ns = longest_spin_ns < FIRST_SPIN_NS ? longest_spin_ns : FIRST_SPIN_NS;
     b->semaphore = open_semaphore(name);
     if (b->semaphore == NULL) {
         free(b);
@@ -136,4 +137,4 @@ void bell_end(bell *b) { guard_leave(&b->guard); }
 
 int bell_was_rung(bell *b) { return peek_half(&b->rung) && take_flag(&b->rung); }
 
-int64_t *bell_spin(bell *b) { return &b->spin_ns; }
+spinning *bell_spin(bell *b) { return &b->spin; }

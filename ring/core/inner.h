@@ -118,8 +118,11 @@ int bell_sleep(bell *b, int64_t deadline);
 int bell_begin(bell *b);
 void bell_end(bell *b);
 int bell_was_rung(bell *b);
-/* How long its owner spins before it parks: it adapts (wait.c). */
-int64_t *bell_spin(bell *b);
+/* How long its owner spins before it parks: it adapts, within a limit (wait.c). */
+typedef struct spinning {
+    int64_t next_ns, longest_ns;
+} spinning;
+spinning *bell_spin(bell *b);
 
 int bell_name_ok(const char *name, size_t bytes);
 

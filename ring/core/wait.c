@@ -3,7 +3,7 @@
 #include "reader.h"
 
 #define SHORTEST_SPIN_NS 2000
-#define LONGEST_SPIN_NS 50000 /* about what a sleep and a wake-up cost on a virtual machine */
+#define WAKE_UP_NS 50000 /* about what a sleep and a wake-up cost on a virtual machine */
 
 static int any_has_more(lane_reader *const *readers, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
@@ -38,18 +38,20 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* How long to spin next time: a sleep that was shorter than waking costs should have been a spin, one that
  * was longer made the spin before it a waste. So an idle or slow ring is hardly spun on, and a stream is not
  * interrupted by a sleep (and its writer by a system call) at every hiccup. */
-static int64_t next_spin(int64_t spin_ns, int64_t slept_ns) {
-    if (slept_ns < LONGEST_SPIN_NS) return least(spin_ns * 2, LONGEST_SPIN_NS);
-    return spin_ns / 2 > SHORTEST_SPIN_NS ? spin_ns / 2 : SHORTEST_SPIN_NS;
+static void learn(spinning *s, int64_t slept_ns) {
+    int64_t next = slept_ns < WAKE_UP_NS ? s->next_ns * 2 : s->next_ns / 2;
+    s->next_ns = least(next > SHORTEST_SPIN_NS ? next : SHORTEST_SPIN_NS, s->longest_ns);
 }
 
 static int wait_on(bell *b, lane_reader *const *readers, uint32_t count, int64_t timeout_ns) {
     if (any_has_more(readers, count)) return 1;
     if (bell_was_rung(b) || timeout_ns <= 0) return 0;
-    int64_t start = now_ns(), *spin_ns = bell_spin(b);
+    int64_t start = now_ns(), parked;
+    spinning *s = bell_spin(b);
     timeout_ns = least(timeout_ns, LONGEST_SLEEP_NS);
-    if (spin(readers, count, start, least(*spin_ns, timeout_ns))) return 1;
-    int64_t deadline = start + timeout_ns, parked = now_ns();
+    if (spin(readers, count, start, least(s->next_ns, timeout_ns))) return 1;
+    int64_t deadline = start + timeout_ns;
+    parked = now_ns();
     int slept = RING_OK, more = 0;
     /* A ring left over from an earlier park ends a sleep early; go round until there is a reason. The
      * bound is for a doorbell that somebody rings without end. */
@@ -61,7 +63,7 @@ static int wait_on(bell *b, lane_reader *const *readers, uint32_t count, int64_t
         more = more || any_has_more(readers, count);
         if (bell_was_rung(b)) break;
     }
-    *spin_ns = next_spin(*spin_ns, now_ns() - parked);
+    learn(s, now_ns() - parked);
     return more ? 1 : slept == RING_INTERRUPTED ? RING_INTERRUPTED : 0;
 }
 

@@ -18,10 +18,13 @@
 
 #define COPY_WITHOUT_GIL 65536
 #define FEW_PARTS 16
+#define MOST_WAITED_ON 256
 #define LONGEST_TIMEOUT_S 3600.0
 
 typedef int (*write_call)(lane_writer *, int, const part *, uint32_t, int64_t);
 typedef int (*read_call)(lane_reader *, uint32_t, const uint64_t *, const frames *);
+typedef int (*reader_call)(lane_reader *);
+typedef int (*wait_call)(bell *, lane_reader *const *, uint32_t, int64_t);
 
 /* ── Writer ─────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -189,7 +192,10 @@ static PyMethodDef writer_methods[] = {
 typedef struct {
     PyObject_HEAD
     read_call read;
+    reader_call release, pending;
+    wait_call wait;
     lane_reader *handle;
+    bell *bell;
     PyObject *view; /* a read-only memoryview of the whole segment */
     Py_ssize_t lanes;
     frames out;
@@ -270,12 +276,94 @@ static PyObject *Reader_read(PyObject *object, PyObject *args, PyObject *kwargs)
     return frames_of(self, code);
 }
 
+static PyObject *Reader_release(PyObject *object, PyObject *unused) {
+    (void)unused;
+    Reader *self = (Reader *)object;
+    int code = self->handle ? self->release(self->handle) : RING_CLOSED;
+    if (code != RING_OK) return PyObject_CallMethod(object, "_refuse", "i", code);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Reader_pending(PyObject *object, PyObject *unused) {
+    (void)unused;
+    Reader *self = (Reader *)object;
+    int code = self->handle ? self->pending(self->handle) : RING_CLOSED;
+    if (code < 0) return PyObject_CallMethod(object, "_refuse", "i", code);
+    return PyBool_FromLong(code);
+}
+
+/* Collect the handles of a wait; all must be readers with this one's doorbell. */
+static int waiting_on(Reader *self, PyObject *consumers, lane_reader **handles, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(consumers, i);
+        if (item == NULL) return -1;
+        Reader *other = (Reader *)item;
+        int same_type = Py_TYPE(item) == Py_TYPE((PyObject *)self);
+        int same_bell = same_type && other->bell == self->bell;
+        handles[i] = same_bell ? other->handle : NULL;
+        Py_DECREF(item); /* the caller's sequence keeps it */
+        if (!same_type) {
+            PyErr_Format(PyExc_TypeError, "wait: item %zd is no Consumer", i);
+            return -1;
+        }
+        if (!same_bell) {
+            PyErr_SetString(PyExc_ValueError,
+                            "wait: the consumers have different doorbells; give all rings of a thread the same one");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Something to read already: no need to give the GIL up, and to wait for it afterwards. */
+static int any_pending(const Reader *self, lane_reader *const *handles, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (self->pending(handles[i]) == 1) return 1;
+    return 0;
+}
+
+/* Wait, taken up again after each signal whose handler raised nothing. */
+static int wait_for(Reader *self, lane_reader *const *handles, Py_ssize_t count, int64_t timeout) {
+    if (any_pending(self, handles, count)) return 1;
+    int64_t deadline = monotonic_ns() + timeout;
+    for (;;) {
+        int code;
+        Py_BEGIN_ALLOW_THREADS;
+        code = self->wait(self->bell, handles, (uint32_t)count, timeout);
+        Py_END_ALLOW_THREADS;
+        if (code != RING_INTERRUPTED) return code;
+        if (PyErr_CheckSignals() != 0) return RAISED;
+        timeout = deadline - monotonic_ns();
+        if (timeout < 0) timeout = 0;
+    }
+}
+
+static PyObject *Reader_wait(PyObject *object, PyObject *args) {
+    Reader *self = (Reader *)object;
+    lane_reader *handles[MOST_WAITED_ON];
+    PyObject *consumers;
+    double timeout;
+    if (!PyArg_ParseTuple(args, "Od", &consumers, &timeout)) return NULL;
+    if (!(timeout >= 0.0 && timeout <= LONGEST_TIMEOUT_S))
+        return PyErr_Format(PyExc_ValueError, "timeout: expected 0 to 3600 seconds");
+    Py_ssize_t count = PySequence_Size(consumers);
+    if (count < 0) return NULL;
+    if (count < 1 || count > MOST_WAITED_ON)
+        return PyErr_Format(PyExc_ValueError, "wait: %zd consumers; expected 1 to %d", count, MOST_WAITED_ON);
+    if (self->handle == NULL || waiting_on(self, consumers, handles, count) != 0) return NULL;
+    int code = wait_for(self, handles, count, (int64_t)((timeout < 1.0 ? timeout : 1.0) * 1e9));
+    if (code == RAISED) return NULL;
+    if (code < 0) return PyObject_CallMethod(object, "_refuse", "i", code);
+    return PyBool_FromLong(code);
+}
+
 static PyObject *Reader_bind(PyObject *object, PyObject *args) {
     Reader *self = (Reader *)object;
-    unsigned long long call, handle;
+    unsigned long long read, release, pending, wait, handle, bell_at;
     PyObject *view;
     Py_ssize_t lanes;
-    if (!PyArg_ParseTuple(args, "KKOn", &call, &handle, &view, &lanes)) return NULL;
+    if (!PyArg_ParseTuple(args, "(KKKK)KKOn", &read, &release, &pending, &wait, &handle, &bell_at, &view, &lanes))
+        return NULL;
     if (lanes < 1 || lanes > RING_MAX_LANES || self->room != NULL) {
         PyErr_SetString(PyExc_ValueError, "_bind: once, with 1 to 256 lanes");
         return NULL;
@@ -287,8 +375,12 @@ static PyObject *Reader_bind(PyObject *object, PyObject *args) {
     self->out.end = columns + RING_MAX_BATCH;
     self->out.lane = (uint32_t *)(columns + 2 * RING_MAX_BATCH);
     self->out.tag = self->out.lane + RING_MAX_BATCH;
-    self->read = (read_call)(uintptr_t)call;
+    self->read = (read_call)(uintptr_t)read;
+    self->release = (reader_call)(uintptr_t)release;
+    self->pending = (reader_call)(uintptr_t)pending;
+    self->wait = (wait_call)(uintptr_t)wait;
     self->handle = (lane_reader *)(uintptr_t)handle;
+    self->bell = (bell *)(uintptr_t)bell_at;
     self->lanes = lanes;
     Py_INCREF(view);
     self->view = view;
@@ -314,9 +406,18 @@ PyDoc_STRVAR(read_doc,
 "then one later call, before it reads anything, raises CorruptLane for it, once; from then on the lane is\n"
 "skipped.");
 
+PyDoc_STRVAR(release_doc,
+"release($self, /)\n--\n\n"
+"Say that everything read so far is handled: its room goes back to the writers.\n\n"
+"What is read and not released when this process dies is read again by the next one.");
+
 static PyMethodDef reader_methods[] = {
     {"read", (PyCFunction)(void (*)(void))Reader_read, METH_VARARGS | METH_KEYWORDS, read_doc},
-    {"_bind", Reader_bind, METH_VARARGS, "_bind(read, handle, view, lanes): the core's reader_read, its handle, the segment."},
+    {"release", Reader_release, METH_NOARGS, release_doc},
+    {"pending", Reader_pending, METH_NOARGS,
+     "pending($self, /)\n--\n\nWhether `read` would return or raise something now."},
+    {"_wait", Reader_wait, METH_VARARGS, "_wait(consumers, timeout): see outfeed.ring.wait."},
+    {"_bind", Reader_bind, METH_VARARGS, "_bind(calls, handle, bell, view, lanes): addresses of the core's functions and handles; the segment."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -137,7 +137,7 @@ static void *reading(void *argument) {
     snprintf(name, sizeof name, "/outfeed-stress-%d-%u", (int)getpid(), index);
     sem_t *s = sem_open(name, O_CREAT | O_EXCL, 0600, 0);
     MUST(s != SEM_FAILED);
-    bell *b = bell_open(name);
+    bell *b = bell_open(name, (int64_t)(seed % 3) * 20000);
     MUST(b != NULL);
     lane_reader *c;
     claim_cursor(index, name, &c);
