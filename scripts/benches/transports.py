@@ -101,7 +101,7 @@ class Outfeed(Transport):
                 write(1, body, timeout=10.0)
 
             go()
-            body = bytes(self.size)
+            body = os.urandom(self.size)
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
                 for item in repeat(body, self.burst):
@@ -151,7 +151,7 @@ class Queue(Transport):
     def send(self, writer: int, seconds: float, go: Callable[[], object]) -> None:
         """`put` one by one."""
         go()
-        send_for(seconds, self.burst, self.queue.put, bytes(self.size))
+        send_for(seconds, self.burst, self.queue.put, os.urandom(self.size))
         self.queue.put(END)
         self.queue.close()
         self.queue.join_thread()
@@ -185,7 +185,7 @@ class Pipe(Transport):
 
         go()
         send = send_bytes if self.writers == 1 else locked
-        send_for(seconds, self.burst, send, bytes(self.size))
+        send_for(seconds, self.burst, send, os.urandom(self.size))
         send(END)
 
     def receive(self) -> tuple[int, float]:
@@ -223,7 +223,7 @@ class Zmq(Transport):
         push.setsockopt(zmq.SNDHWM, 10_000 if self.size < 65536 else 1000)
         push.connect(self.address)
         go()
-        body = bytes(self.size)
+        body = os.urandom(self.size)
         if self.copy:
             send_for(seconds, self.burst, push.send, body)
         else:
@@ -262,7 +262,7 @@ class FasterFifo(Transport):
         """`put` one by one, as the frames come."""
         go()
         put = self.queue.put
-        send_for(seconds, self.burst, lambda item: put(item, timeout=60.0), bytes(self.size))
+        send_for(seconds, self.burst, lambda item: put(item, timeout=60.0), os.urandom(self.size))
         put(END, timeout=60.0)
 
     def receive(self) -> tuple[int, float]:
@@ -327,7 +327,7 @@ class Iceoryx(Transport):
             sample.assume_init().send()
 
         go()
-        send_for(seconds, self.burst, send, bytes(self.size))
+        send_for(seconds, self.burst, send, os.urandom(self.size))
         send(END)
         done = Path(tempfile.gettempdir()) / f"outfeed-bench-{self.tag}.done"
         while not done.exists():  # a publisher that goes takes its samples with it
@@ -380,7 +380,7 @@ class Memcpy(Transport):
 
     def send(self, writer: int, seconds: float, go: Callable[[], object]) -> None:
         """The C loop that copies out."""
-        body = ctypes.create_string_buffer(self.size)
+        body = ctypes.create_string_buffer(os.urandom(self.size), self.size)
         go()
         self.library.copy_out(
             self.shared,
@@ -405,8 +405,8 @@ class Memcpy(Transport):
 
 
 def lane_bytes(size: int) -> int:
-    """A lane for frames of `size` bytes: 32 of them, from 1 to 8 MiB."""
-    return max(1 << 20, min(32 * size, 8 << 20))
+    """A lane for frames of `size` bytes: 1 MiB, or eight frames."""
+    return max(1 << 20, 8 * size)
 
 
 PEERS: list[type[Transport]] = [Queue, Pipe, Zmq, FasterFifo, Iceoryx]
