@@ -88,7 +88,7 @@ def main() -> int:
     if args.json:
         print(json.dumps(found))
     else:
-        show(args.name, found, Console())
+        show(str(name), found, Console())
     return 0
 
 
