@@ -25,6 +25,8 @@ from .shapes import error_json, phrase
 
 log = logging.getLogger(__name__)
 
+LATE_S: Final = 0.01
+"""How long the head of a stream waits for the first event, to go out with it."""
 LINGER_S: Final = 2.0
 """How long what a refused client still sends is read and dropped, so that it gets to read the refusal."""
 VANISHED_MS: Final = 60_000
@@ -125,9 +127,12 @@ class Exchange:
             head = owner.stream_head  # the usual one, made once a second
         else:
             head = self._head(200, _STREAM_HEAD if self._chunked else _STREAM_HEAD[:-1])
-        if data and self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._connection.write(head + data)
+        if data:
+            data = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+            self._connection.write(head + data)
+        else:
+            # It goes out with the first event, unless that is long in coming.
+            self._connection.write_late(head)
 
     def send(self, data: bytes) -> None:
         """Send a piece. Pieces of one turn of the loop go out together."""
@@ -195,6 +200,8 @@ class Connections:
         self.closing = False
         """Draining: each answer is its connection's last."""
         self.refused = 0
+        self._soon: list[Connection] = []
+        self._late: list[Connection] = []
         self.date = b""
         self.stream_head = b""
         self.sweep()
@@ -210,6 +217,28 @@ class Connections:
         now = time.monotonic()
         for connection in [one for one in self.open if one.deadline < now]:
             connection.overdue()
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Send what the connection has when this turn of the loop is over."""
+        if not self._soon:
+            asyncio.get_running_loop().call_soon(self._flush_soon)
+        self._soon.append(connection)
+
+    def flush_late(self, connection: Connection) -> None:
+        """Send what the connection has after a moment, if it has not gone out by then."""
+        if not self._late:
+            asyncio.get_running_loop().call_later(LATE_S, self._flush_late)
+        self._late.append(connection)
+
+    def _flush_soon(self) -> None:
+        soon, self._soon = self._soon, []
+        for connection in soon:
+            connection.flush()
+
+    def _flush_late(self) -> None:
+        late, self._late = self._late, []
+        for connection in late:
+            connection.flush()
 
     def drain(self) -> None:
         """Close idle connections, and every other one after its answer."""
@@ -243,6 +272,8 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._current: Exchange | None = None
         self._waiting: deque[Request] = deque()
+        self._out: list[bytes] = []
+        self._marked = False
         self._lingering = False
         self._refusal: _Refusal | None = None
         self._fed = 0  # bytes since the last whole head or request: those of an unfinished head, at most
@@ -374,9 +405,26 @@ class Connection(asyncio.Protocol):
     # What an exchange calls.
 
     def write(self, data: bytes) -> None:
-        """Send bytes; nothing when the connection is gone."""
-        if self._transport is not None:
-            self._transport.write(data)
+        """Send bytes at the end of this turn; nothing when the connection is gone."""
+        self._out.append(data)
+        if not self._marked:
+            self._marked = True
+            self.owner.flush_soon(self)
+
+    def write_late(self, data: bytes) -> None:
+        """Send bytes with what follows them, or by themselves when nothing does for a moment."""
+        self._out.append(data)
+        if not self._marked:
+            self.owner.flush_late(self)
+
+    def flush(self) -> None:
+        """Send what is there, in one system call."""
+        self._marked = False
+        if out := self._out:
+            data = out[0] if len(out) == 1 else b"".join(out)
+            out.clear()
+            if self._transport is not None:
+                self._transport.write(data)
 
     def ended(self, exchange: Exchange) -> None:
         """An answer is complete: close, or go on to the next request."""
@@ -445,6 +493,7 @@ class Connection(asyncio.Protocol):
 
     def _close(self) -> None:
         self.deadline = time.monotonic() + self.owner.limits.stall_s
+        self.flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -465,6 +514,7 @@ class Connection(asyncio.Protocol):
         self._lingering = True
         self._request = None
         self.deadline = time.monotonic() + LINGER_S
+        self.flush()
         if self._transport.can_write_eof():
             self._transport.write_eof()
 

@@ -32,6 +32,8 @@ TICK_S: Final = 0.1
 """How often a busy front looks at the board and shows its own heartbeat."""
 IDLE_S: Final = 0.5
 """The same for an idle one: how long it sleeps at a time."""
+LOOK_S: Final = 0.02
+"""For how long a scheduler that was found alive is taken to be."""
 RETRY_S: Final = 0.02
 """How soon a frame that found its ring full is tried again."""
 
@@ -102,6 +104,8 @@ class Front:
         self.ingress.attach()
         self.reader = Reader(self._consumer, self.ingress.abort, self.ingress.end, self._take_over)
         self._restoring = Restoring(self.ingress, self._lost)
+        self._ranks = instance.board.rows(Role.SCHEDULER)
+        self._look_due = 0.0
         self._schedulers = {row.index: row.owner for row in instance.board.rows(Role.SCHEDULER) if row.alive}
         self._gone = False
         self._tokenize = Tokenize(model)
@@ -246,7 +250,10 @@ class Front:
             raise Unavailable(
                 "the server is draining: it finishes what runs and takes nothing new; try another"
             )
-        self._look()
+        if time.monotonic() >= self._look_due or any(
+            row.owner != self._schedulers.get(row.index) for row in self._ranks
+        ):
+            self._look()
         if 0 not in self._schedulers:
             raise Unavailable("no scheduler is attached to the instance; send the request again soon")
 
@@ -273,10 +280,12 @@ class Front:
     def _look(self) -> None:
         """End what cannot be answered any more: the scheduler, or the whole instance, is gone.
 
-        Called now and then and before each submission, so that a request is only ever ended with the
-        scheduler it was submitted to.
+        Called now and then, and before a submission when another scheduler is on the board than the last time
+        (or that was a while ago: whether a process lives takes longer to tell than a request to submit), so
+        that a request is only ever ended with the scheduler it was submitted to.
         """
         with self._looking:
+            self._look_due = time.monotonic() + LOOK_S
             now = {row.index: row.owner for row in self.board.rows(Role.SCHEDULER) if row.alive}
             lost = [rank for rank, owner in self._schedulers.items() if now.get(rank) != owner]
             self._schedulers = now

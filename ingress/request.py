@@ -25,6 +25,8 @@ MAX_BODY_BYTES = 16 << 20
 MAX_BATCH = 1024
 MAX_RID_BYTES = 256
 MAX_WAITING_TEXTS = 4096
+SHORT_CHARACTERS = 256
+"""Texts this short together are tokenized at once: that takes less than waking a thread and the way back."""
 PROMPT_TAIL = 64
 """How many prompt ids a shard gets: the context in which the first output id is decoded."""
 
@@ -199,13 +201,22 @@ def ready(prompt: Prompt, ids: NDArray[np.int32] | Sequence[int], stream: bool, 
 
 
 class Tokenize:
-    """Turns texts into ids on a few threads of its own, so that no event loop waits for a long prompt.
+    """Turns texts into ids, long ones on a few threads of its own: no event loop waits for a long prompt.
 
-    At most `waiting` texts are queued or in work; one more is Unavailable at once.
+    At most `waiting` texts are queued or in work; one more is Unavailable at once. Texts that have `short`
+    characters together are tokenized where they are.
     """
 
-    def __init__(self, model: Model, *, threads: int = 2, waiting: int = MAX_WAITING_TEXTS) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        threads: int = 2,
+        waiting: int = MAX_WAITING_TEXTS,
+        short: int = SHORT_CHARACTERS,
+    ) -> None:
         self._model = model
+        self._short = short
         self._limit = waiting
         self._in_work = 0
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="outfeed-tokenize")
@@ -228,6 +239,8 @@ class Tokenize:
             raise Unavailable(
                 f"{self._in_work} texts wait to be tokenized, at most {self._limit} may; try again soon"
             )
+        if sum(map(len, texts)) <= self._short:
+            return [_ids_of(tokenizer, text) for text in texts]
         self._in_work += len(texts)
         loop = asyncio.get_running_loop()
         try:

@@ -176,7 +176,7 @@ def test_without_a_tokenizer_text_cannot_be_a_prompt() -> None:
 def test_tokenizing_happens_on_other_threads_and_keeps_the_order() -> None:
     words = Words()
     model = Model(vocab_size=1000, context_length=200, tokenizer=words)
-    tokenize = Tokenize(model)
+    tokenize = Tokenize(model, short=0)
     texts = [" ".join(["x" * n] * 3) for n in range(1, 30)]
     done = asyncio.run(tokenize.ready(parse_generate({"text": texts}, model)))
     tokenize.close()
@@ -184,10 +184,21 @@ def test_tokenizing_happens_on_other_threads_and_keeps_the_order() -> None:
     assert all(name.startswith("outfeed-tokenize") for name in words.threads)
 
 
+def test_a_short_text_is_tokenized_at_once() -> None:
+    words = Words()
+    model = Model(vocab_size=1000, context_length=200, tokenizer=words)
+    tokenize = Tokenize(model, short=5)
+    for text, here in (("xx yy", True), ("xx yyy", False)):
+        words.threads.clear()
+        asyncio.run(tokenize.ready(parse_generate({"text": text}, model)))
+        assert [name.startswith("outfeed-tokenize") for name in words.threads] == [not here]
+    tokenize.close()
+
+
 def test_too_many_waiting_texts_are_a_503_and_the_places_come_back() -> None:
     words = Words()
     model = Model(vocab_size=1000, context_length=200, tokenizer=words)
-    tokenize = Tokenize(model, waiting=2)
+    tokenize = Tokenize(model, waiting=2, short=0)
 
     async def run() -> None:
         words.gate.clear()
