@@ -1,0 +1,48 @@
+"""`scripts/check-tokenizer`: says of a tokenizer file whether streamed text is right."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_tokenizer.py"
+
+
+def check(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SCRIPT, *arguments]
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+
+
+def test_one_object_per_file(tokenizer_path: Callable[[str], Path]) -> None:
+    names = ["bytelevel_added", "metaspace_bpe", "metaspace_unigram", "wordpiece"]
+    paths = [tokenizer_path(name) for name in names]
+    done = check(*paths, "--json", "--random", 12, "--length", 16)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["file"] for each in found] == [str(path) for path in paths]
+    assert [each["table"] for each in found] == [True, True, True, False]
+    assert all(each["mismatches"] == 0 and each["cases"] > 500 for each in found)
+    assert found[1]["pipeline"] == "Replace+ByteFallback+Fuse+Strip"
+
+
+@pytest.mark.parametrize("text", [b"", b"  \n", b"\xff\xfe"])
+def test_a_text_without_text_is_refused(
+    text: bytes, tmp_path: Path, tokenizer_path: Callable[[str], Path]
+) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(text)
+    done = check(tokenizer_path("no_decoder"), "--text", file)
+    assert done.returncode == 2
+    assert str(file) in done.stderr
+
+
+def test_a_file_that_is_no_tokenizer_does_not_hide_the_others(
+    tmp_path: Path, tokenizer_path: Callable[[str], Path]
+) -> None:
+    done = check(tmp_path / "none.json", tokenizer_path("no_decoder"), "--json", "--random", 4)
+    assert done.returncode == 2
+    assert "none.json" in done.stderr
+    assert json.loads(done.stdout)["mismatches"] == 0

@@ -1,0 +1,115 @@
+"""A shard as a process: it comes up in an instance, decodes, costs little, and ends when told."""
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from outfeed.ring import Doorbell
+from outfeed.ring.batch import Batch, decode_batch, encode_batch
+from outfeed.ring.board import InstanceConfig, Phase, Role, State
+from outfeed.ring.frames import DecodeOptions, Register, Tag, encode
+from outfeed.ring.instance import Instance, InstanceGone, leftovers
+from outfeed.ring.names import segment_name
+from outfeed.ring.route import make_route
+from outfeed.shards.shard import run_shard
+from outfeed.shards.supervisor import fork_child
+from outfeed.shards.table import TokenTable
+
+NUMBERS = itertools.count()
+SHARDS = 2
+
+
+@pytest.fixture
+def instance(
+    table_of: Callable[[str], TokenTable], tokenizer_path: Callable[[str], Path]
+) -> Iterator[Instance]:
+    name = f"test-shard-{os.getpid()}-{next(NUMBERS)}"
+    size = 1 << 18
+    config = InstanceConfig(
+        instance=name,
+        tokenizer=str(tokenizer_path("deepseek")),
+        shards=SHARDS,
+        request_bytes=size,
+        control_bytes=size,
+        step_bytes=size,
+        egress_bytes=size,
+    )
+    made = Instance.create(config)
+    table_of("deepseek").share(segment_name(name, "tokens"))
+    made.board.phase = Phase.RUNNING
+    yield made
+    made.remove()
+    made.close()
+    assert leftovers(name) == []
+
+
+@pytest.fixture
+def shards(instance: Instance) -> Iterator[list[int]]:
+    pids = [fork_child(lambda number=number: run_shard(instance.name, number)) for number in range(SHARDS)]  # type: ignore[misc]
+    for number in range(SHARDS):
+        until(lambda number=number: instance.board.row(Role.SHARD, number).state == State.RUNNING)  # type: ignore[misc]
+    yield pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def until(ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < deadline, "not within a minute"
+        time.sleep(0.002)
+
+
+def test_rows_go_through_two_shards_each_its_own(instance: Instance, shards: list[int]) -> None:
+    routes = [make_route(0, slot % SHARDS, slot, 1) for slot in range(6)]
+    with (
+        Doorbell.create(instance.bell(Role.READER, 0)) as bell,
+        instance.control() as control,
+        instance.step() as step,
+        instance.egress(0) as egress,
+    ):
+        reader = egress.consumer(0, bell)
+        lane = control.writer(0)
+        for route in routes:
+            lane.write(Tag.REGISTER, encode(Register(route, "", DecodeOptions(), b"", 0)))
+        ones, zeros = np.ones(6, dtype=np.uint32), np.zeros(6, dtype=np.uint32)
+        ids = np.full(6, 1000, dtype=np.int32)
+        column = np.array(routes, dtype=np.uint64)
+        step.writer(0).write(Tag.BATCH, *encode_batch(1, column, zeros, ones, zeros, ids), timeout=10)
+        got: list[Batch] = []
+
+        def all_there() -> bool:
+            got.extend(decode_batch(bytes(body)) for _, tag, body in reader.read() if tag == Tag.BATCH)
+            reader.release()
+            return sum(batch.rows for batch in got) == 6
+
+        until(all_there)
+    assert sorted(route for batch in got for route in batch.routes.tolist()) == sorted(routes)
+    until(lambda: sum(row.get("tokens") for row in instance.board.rows(Role.SHARD)) == 6)
+    assert all(row.get("table") == 1 for row in instance.board.rows(Role.SHARD))
+
+
+def test_a_further_shard_has_little_memory_of_its_own(shards: list[int]) -> None:
+    """The table is shared and no tokenizer is loaded: 25 MB is the promise, a fifth of it the custom."""
+    lines = Path(f"/proc/{shards[1]}/smaps_rollup").read_text().splitlines()
+    private = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    assert private < 25 * 1024
+
+
+def test_a_shard_ends_with_its_instance(instance: Instance) -> None:
+    pid = fork_child(lambda: run_shard(instance.name, 0))
+    until(lambda: instance.board.row(Role.SHARD, 0).state == State.RUNNING)
+    instance.board.phase = Phase.STOPPING
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert instance.board.row(Role.SHARD, 0).state == State.STOPPED
+
+
+def test_without_an_instance_there_is_no_shard() -> None:
+    with pytest.raises(InstanceGone):
+        run_shard(f"test-none-{os.getpid()}", 0)
