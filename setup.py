@@ -51,12 +51,12 @@ def sidecar() -> FFI:
     return core("sidecar", "_rows")
 
 
-def fast() -> Extension:
-    """The ring's per-frame calls as Python methods, `outfeed.ring._fast`: see the file's head for why."""
+def methods(module: str, source: str, *depends: str) -> Extension:
+    """Describe an extension of hot calls as Python methods: the file's head says why it is one."""
     return Extension(
-        "outfeed.ring._fast",
-        sources=["ring/core/python/fast.c"],
-        depends=["ring/core/api.h"],
+        f"outfeed.{module}",
+        sources=[source],
+        depends=list(depends),
         extra_compile_args=FLAGS,
         py_limited_api=True,
     )
@@ -75,5 +75,8 @@ if __name__ == "__main__":
     setup(
         cmdclass={"build_py": BuildPy},
         cffi_modules=["setup.py:ring", "setup.py:shards", "setup.py:sidecar"],
-        ext_modules=[fast()],
+        ext_modules=[
+            methods("ring._fast", "ring/core/python/fast.c", "ring/core/api.h"),
+            methods("sidecar._push", "sidecar/core/python/push.c", "ring/core/api.h", "sidecar/core/api.h"),
+        ],
     )

@@ -190,12 +190,9 @@ class Batch:
         )
 
 
-def step_header(
-    stamp_ns: int, rows: int, tokens: int, finishes: Iterable[tuple[int, FinishReason]] = ()
-) -> bytes:
-    """Return the header of a step form without families, for whoever writes its columns in C itself."""
-    endings = [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
-    return _encode_header((VERSION, stamp_ns, rows, tokens, endings, None, (), None))
+def encode_endings(finishes: Iterable[tuple[int, FinishReason]]) -> bytes:
+    """Return the finish reasons as they stand in a header, for whoever writes the rest of it in C itself."""
+    return _encode_header([(row, reason.to_json()) for row, reason in finishes])
 
 
 def egress_header(

@@ -6,7 +6,7 @@ Knows a lane's rules for who writes; must not know what a tag or a body means.
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from ._core import ffi, lib
 from ._fast import Writer
@@ -35,6 +35,23 @@ def nanoseconds(timeout: float) -> int:
     return int(timeout * 1e9)
 
 
+class NativeLane(NamedTuple):
+    """What C code of another room needs to write frames in place."""
+
+    handle: int
+    """Where the C writer is. Who uses an address must hold the LaneWriter as well."""
+    reserve: int
+    """Where `writer_reserve` is."""
+    commit: int
+    """Where `writer_commit` is."""
+    cancel: int
+    """Where `writer_cancel` is."""
+    memory: memoryview
+    """The whole segment; a reservation's offset counts from its start."""
+    refuse: Callable[[int, int, int, float], NoReturn]
+    """Raises what a code means, given it, the tag, the body's size and the timeout in seconds."""
+
+
 class LaneWriter(Writer):
     """The right to write one lane, from one thread at a time. Made by `Ring.writer`.
 
@@ -54,6 +71,16 @@ class LaneWriter(Writer):
         self._handle = handle
         self._bind(_WRITE, address(handle))
         self._offset = ffi.new("uint64_t *")
+
+    @property
+    def native(self) -> NativeLane:
+        """This lane for a caller in C; all the rules of `reserve` and `commit` hold."""
+        reserve, commit, cancel = (
+            int(ffi.cast("uintptr_t", ffi.addressof(lib, name)))
+            for name in ("writer_reserve", "writer_commit", "writer_cancel")
+        )
+        handle = int(ffi.cast("uintptr_t", self._handle))
+        return NativeLane(handle, reserve, commit, cancel, self._memory, self._refuse)
 
     def _until(self, timeout: float, call: Callable[[int], int]) -> int:
         """Make a C call that may wait, again after each signal (handlers run here), until time is up."""

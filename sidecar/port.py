@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..ring import Doorbell, wait
-from ..ring.batch import encode_batch, step_header
+from ..ring.batch import encode_endings
 from ..ring.board import Role, State
 from ..ring.families import Families
 from ..ring.finish import FinishReason
@@ -26,24 +27,23 @@ from ..ring.frames import (
     Abort,
     Attach,
     BadFrame,
-    Buffer,
     Control,
     ErrorFrame,
     Generate,
     Handover,
     Message,
     Result,
-    Tag,
     decode,
     encode,
 )
 from ..ring.instance import Instance, InstanceGone
 from ..ring.route import reader_of
 from .rows import RowTable, UnknownRoute
+from .steps import StepWriter, column
 
 log = logging.getLogger(__name__)
 
-MAX_ROWS: Final = 1 << 16
+NO_ENDINGS: Final = encode_endings(())
 BEAT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 200_000_000
 Finishes = Mapping[int, FinishReason | Mapping[str, Any]]
@@ -67,7 +67,8 @@ class SchedulerPort:
         self._request = instance.request()
         self._writer = self._step.writer(rank, doorbell=self._bell)
         self._consumer = self._request.consumer(0, self._bell) if rank == 0 else None
-        self._counted = [0, 0, 0]  # frames, rows, tokens pushed
+        self._steps = StepWriter(self._writer, self._table)
+        self._push: Final = self._steps.push
         self._beat_due = 0
         self._readers = instance.board.rows(Role.READER)
         self._look_due = 0
@@ -172,26 +173,12 @@ class SchedulerPort:
             UnknownRoute: a row's route was never received; nothing was handed over.
             ValueError: lengths do not match; nothing was handed over.
         """
-        route_column, id_column = _column(routes, np.uint64, "routes"), _column(ids, np.int32, "ids")
-        count_column = None if counts is None else _column(counts, np.uint32, "counts")
-        rows, tokens = len(route_column), len(id_column)
-        if not 0 < rows <= MAX_ROWS:
-            raise ValueError(f"a step has 1 to {MAX_ROWS} rows, not {rows}")
-        if count_column is not None and len(count_column) != rows:
-            raise ValueError(f"counts has {len(count_column)} entries for {rows} rows")
-        ended = _reasons(finishes, rows)
-        stamp = time.monotonic_ns()
-        parts = self._encode(stamp, route_column, count_column, id_column, ended, families)
-        try:
-            self._writer.write(Tag.BATCH, *parts, timeout=timeout)
-        except BaseException:
-            self._table.retract(route_column, count_column)
-            raise
-        for row, _ in ended:
-            self._table.end(int(route_column[row]))
-        self._counted[0] += 1
-        self._counted[1] += rows
-        self._counted[2] += tokens
+        if finishes or families:
+            stamp = self._push_more(routes, ids, counts, finishes or {}, families or (), timeout)
+        else:
+            stamp = self._push(routes, ids, counts, NO_ENDINGS, timeout)
+            if not stamp:  # columns of other types than the C pass takes
+                stamp = self._push_more(routes, ids, counts, {}, (), timeout)
         if stamp >= self._beat_due:
             self._beat(stamp)
 
@@ -240,26 +227,29 @@ class SchedulerPort:
     ) -> None:
         self.close()
 
-    def _encode(
+    def _push_more(
         self,
-        stamp: int,
-        routes: NDArray[np.uint64],
-        counts: NDArray[np.uint32] | None,
-        ids: NDArray[np.int32],
-        ended: Sequence[tuple[int, FinishReason]],
-        families: Families | None,
-    ) -> Sequence[Buffer]:
-        """Return a step's BATCH body, its tokens counted in: in one C pass unless it has families."""
-        if not families:
-            header = step_header(stamp, len(routes), len(ids), ended)
-            return (self._table.step(header, routes, counts, ids),)
-        _, first, prompt = self._table.advance(routes, counts)
-        try:
-            each = np.ones(len(routes), dtype=np.uint32) if counts is None else counts
-            return encode_batch(stamp, routes, first, each, prompt, ids, ended, families=families)
-        except BaseException:
-            self._table.retract(routes, counts)
-            raise
+        routes: ArrayLike,
+        ids: ArrayLike,
+        counts: ArrayLike | None,
+        finishes: Finishes,
+        families: Families,
+        timeout: float,
+    ) -> int:
+        """Push a step that is not plain arrays alone; return its stamp."""
+        columns = (
+            column(routes, np.uint64, "routes"),
+            column(ids, np.int32, "ids"),
+            None if counts is None else column(counts, np.uint32, "counts"),
+        )
+        ended = _reasons(finishes, len(columns[0]))
+        if families:
+            stamp = self._steps.push_with_families(*columns, ended, families, timeout)
+        else:
+            stamp = self._push(*columns, encode_endings(ended), timeout)
+        for row, _ in ended:
+            self._table.end(int(columns[0][row]))
+        return stamp
 
     def _orphans(self, reader: int) -> list[Abort]:
         """End the live requests of a gateway that is gone; return an Abort for each."""
@@ -319,37 +309,14 @@ class SchedulerPort:
             return
         self._beat_due = now + BEAT_EVERY_NS
         self._row.beat()
-        for name, value in zip(("frames", "rows", "tokens"), self._counted, strict=True):
+        for name, value in zip(("frames", "rows", "tokens"), self._table.pushed, strict=True):
             self._row.put(name, value)
 
 
-def _column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArray[Any]:
-    """Return `values` as a contiguous one-dimensional array of `dtype`, the same one where it is one."""
-    if (
-        type(values) is np.ndarray
-        and values.dtype == dtype
-        and values.ndim == 1
-        and values.flags.c_contiguous
-    ):
-        return values
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}: expected one dimension")
-    if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"{name} has dtype {array.dtype}: expected whole numbers")
-    limits = np.iinfo(dtype)
-    if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
-        raise ValueError(f"{name} has a value outside {limits.min}..{limits.max}")
-    return np.ascontiguousarray(array, dtype=dtype)
-
-
-def _reasons(finishes: Finishes | None, rows: int) -> Sequence[tuple[int, FinishReason]]:
-    if not finishes:
-        return ()
+def _reasons(finishes: Finishes, rows: int) -> list[tuple[int, FinishReason]]:
     reasons = []
-    for row in sorted(finishes):
+    for row, reason in sorted(finishes.items(), key=itemgetter(0)):
         if not 0 <= row < rows:
             raise ValueError(f"finishes names row {row} of a step of {rows} rows")
-        reason = finishes[row]
         reasons.append((row, reason if isinstance(reason, FinishReason) else FinishReason(reason)))
     return reasons

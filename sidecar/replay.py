@@ -29,8 +29,9 @@ from ..ring.families import Family
 from ..ring.finish import FinishReason
 from ..ring.frames import Abort, Control, Generate, LogprobOptions
 from ..ring.process import die_with_parent
-from .port import MAX_ROWS, SchedulerPort
+from .port import SchedulerPort
 from .replay_columns import logprob_families
+from .steps import MAX_ROWS
 
 log = logging.getLogger(__name__)
 

@@ -7,31 +7,57 @@ typedef struct {
     uint32_t pad;
 } outfeed_slot;
 
-/* All slots: readers x slots entries. `stale` counts rows pushed for requests that had ended. */
+/* All slots: readers x slots entries. The rest counts: what was pushed, and rows for requests that had ended. */
 typedef struct {
     outfeed_slot *slots;
     uint32_t readers;
     uint32_t slots_each;
+    uint64_t steps;
+    uint64_t rows;
+    uint64_t tokens;
     uint64_t stale;
 } outfeed_table;
 
-enum { OUTFEED_TOKENS = -1, OUTFEED_ROOM = -2, OUTFEED_ROUTE = -16 };
+/* Refusals of a step. They lie below the ring's own codes (ring/core/api.h), so that one number tells both. */
+enum { OUTFEED_TOKENS = -32, OUTFEED_ROUTE = -64 };
 
-/* Write a BATCH body, step form, into out[room]: prefix, `header` (padded), and the columns, with `first` and
- * prompt tokens from the table, and count the step's tokens in. `routes` is u64[rows], `counts` u32[rows] or
- * NULL for one token each, `ids` i32[tokens]. Returns the body's size, or
+/* One decode step, as its caller has it: columns are checked for their types and lengths, not for what is
+ * in them. `counts` NULL stands for one token each; `endings` is the msgpack array of [row, finish reason]
+ * pairs that goes into the header as it is. */
+typedef struct {
+    uint64_t stamp_ns;
+    const uint64_t *routes;
+    const uint32_t *counts;
+    const int32_t *ids;
+    const uint8_t *endings;
+    uint32_t rows;
+    uint32_t tokens;
+    uint32_t endings_len;
+} outfeed_decode_step;
+
+/* The size of a step's BATCH body (step form, no families). */
+uint64_t outfeed_step_size(const outfeed_decode_step *step);
+
+/* Write that body into out[outfeed_step_size(step)], 8-aligned, with `first` and prompt tokens from the
+ * table, and count the step in. Returns 0, or
  *   OUTFEED_TOKENS        the counts do not sum to `tokens`
- *   OUTFEED_ROOM          the body does not fit `room`
  *   OUTFEED_ROUTE - row   this row's route cannot be a route of the table, or its slot never had a request
  * and then nothing has been counted. Rows of ended requests, and of those that had the slot before, get
  * first = 0: the shard drops them. */
-int64_t outfeed_step(outfeed_table *table, const void *header, uint32_t header_len, uint32_t rows,
-                     const void *routes, const void *counts, uint32_t tokens, const void *ids, void *out,
-                     uint64_t room);
+int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint8_t *out);
 
-/* The same for `first` and prompt alone, for a step that is encoded elsewhere. Returns the tokens. */
+/* `first` and prompt alone, for a step that is encoded elsewhere. Returns the tokens, or as above. */
 int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
                              uint32_t *first, uint32_t *prompt);
 
-/* Take back what either counted in for the same rows. */
+/* Take back what it counted in for the same rows. */
 void outfeed_rows_retract(outfeed_table *table, uint32_t rows, const void *routes, const void *counts);
+
+/* Note a received request. Returns 1, 0 when it is live already (its count goes on), -1 for no route of the table. */
+int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt);
+
+/* Note that a request has ended. Returns 1, 0 when it was not live, -1 for no route of the table. */
+int outfeed_rows_end(outfeed_table *table, uint64_t route);
+
+/* 1 when the request is live, 0 when not, -1 for no route of the table. */
+int outfeed_rows_live(const outfeed_table *table, uint64_t route);

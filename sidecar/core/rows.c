@@ -2,7 +2,7 @@
  *
  * The body's layout is ring/batch.py's, the route bits are ring/route.py's: generation 28 | reader 8 |
  * shard 8 | slot 20. The table is private memory of the scheduler's process; routes come from its caller and
- * are checked before they index it. Arrays are numpy's: aligned, of the lengths the caller has checked. */
+ * are checked before they index it. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -15,6 +15,8 @@
 
 #define PREFIX_BYTES 16
 #define ROW_BYTES 20
+/* The msgpack header: all of it but the endings. Numbers have their widest form, so its size is fixed. */
+#define HEADER_BYTES 24
 
 _Static_assert(sizeof(outfeed_slot) == 24, "numpy in sidecar/rows.py views the table with this layout");
 
@@ -23,6 +25,29 @@ static outfeed_slot *slot_of(const outfeed_table *table, uint64_t route) {
     uint32_t slot = (uint32_t)route & ((1u << SLOT_BITS) - 1);
     if (route == 0 || reader >= table->readers || slot >= table->slots_each) return NULL;
     return &table->slots[(size_t)reader * table->slots_each + slot];
+}
+
+static int has(const outfeed_slot *slot, uint64_t route) { return slot->route == route && slot->live; }
+
+int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt) {
+    outfeed_slot *slot = slot_of(table, route);
+    if (slot == NULL) return -1;
+    if (has(slot, route)) return 0; /* a GENERATE that comes again after a take-over changes nothing */
+    *slot = (outfeed_slot){.route = route, .prompt = prompt, .live = 1};
+    return 1;
+}
+
+int outfeed_rows_end(outfeed_table *table, uint64_t route) {
+    outfeed_slot *slot = slot_of(table, route);
+    if (slot == NULL) return -1;
+    if (!has(slot, route)) return 0;
+    slot->live = 0;
+    return 1;
+}
+
+int outfeed_rows_live(const outfeed_table *table, uint64_t route) {
+    const outfeed_slot *slot = slot_of(table, route);
+    return slot == NULL ? -1 : has(slot, route);
 }
 
 int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
@@ -38,7 +63,7 @@ int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *ro
         }
         uint32_t more = count ? count[row] : 1;
         tokens += more;
-        if (slot->route == route[row] && slot->live) {
+        if (has(slot, route[row])) {
             first[row] = slot->emitted;
             prompt[row] = slot->prompt;
             slot->emitted += more;
@@ -57,37 +82,61 @@ void outfeed_rows_retract(outfeed_table *table, uint32_t rows, const void *route
     const uint32_t *count = counts;
     for (uint32_t row = 0; row < rows; row++) {
         outfeed_slot *slot = slot_of(table, route[row]);
-        if (slot != NULL && slot->route == route[row] && slot->live) slot->emitted -= count ? count[row] : 1;
+        if (slot != NULL && has(slot, route[row])) slot->emitted -= count ? count[row] : 1;
     }
 }
 
-int64_t outfeed_step(outfeed_table *table, const void *header, uint32_t header_len, uint32_t rows,
-                     const void *routes, const void *counts, uint32_t tokens, const void *ids, void *out,
-                     uint64_t room) {
-    uint8_t *body = out;
-    uint64_t padded = ((uint64_t)header_len + 7) & ~UINT64_C(7);
-    uint64_t size = PREFIX_BYTES + padded + (uint64_t)rows * ROW_BYTES + (uint64_t)tokens * 4;
-    if (size > room) return OUTFEED_ROOM;
-    uint8_t *column = body + PREFIX_BYTES + padded;
+static uint8_t *put_number(uint8_t *at, uint8_t kind, uint64_t value, int bytes) {
+    *at++ = kind;
+    for (int i = bytes - 1; i >= 0; i--) *at++ = (uint8_t)(value >> (8 * i));
+    return at;
+}
+
+/* [version 1, stamp u64, rows u32, tokens u32, endings, nil: the step form, []: no families, nil: no texts] */
+static void put_header(uint8_t *at, const outfeed_decode_step *step) {
+    *at++ = 0x98;
+    *at++ = 1;
+    at = put_number(at, 0xcf, step->stamp_ns, 8);
+    at = put_number(at, 0xce, step->rows, 4);
+    at = put_number(at, 0xce, step->tokens, 4);
+    memcpy(at, step->endings, step->endings_len);
+    memcpy(at + step->endings_len, "\xc0\x90\xc0", 3);
+}
+
+static uint64_t padded_header(const outfeed_decode_step *step) {
+    return ((uint64_t)HEADER_BYTES + step->endings_len + 7) & ~UINT64_C(7);
+}
+
+uint64_t outfeed_step_size(const outfeed_decode_step *step) {
+    return PREFIX_BYTES + padded_header(step) + (uint64_t)step->rows * ROW_BYTES + (uint64_t)step->tokens * 4;
+}
+
+int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint8_t *out) {
+    uint32_t rows = step->rows, header_len = HEADER_BYTES + step->endings_len;
+    uint64_t padded = padded_header(step), size = outfeed_step_size(step);
+    uint8_t *column = out + PREFIX_BYTES + padded;
     uint32_t *first = (uint32_t *)(void *)(column + 8 * (size_t)rows);
     uint32_t *count_column = first + rows, *prompt = count_column + rows;
-    int64_t summed = outfeed_rows_advance(table, rows, routes, counts, first, prompt);
+    int64_t summed = outfeed_rows_advance(table, rows, step->routes, step->counts, first, prompt);
     if (summed < 0) return summed;
-    if (summed != (int64_t)tokens) {
-        outfeed_rows_retract(table, rows, routes, counts);
+    if (summed != (int64_t)step->tokens) {
+        outfeed_rows_retract(table, rows, step->routes, step->counts);
         return OUTFEED_TOKENS;
     }
-    memcpy(body + PREFIX_BYTES, header, header_len);
-    memset(body + PREFIX_BYTES + header_len, 0, padded - header_len);
-    memcpy(column, routes, 8 * (size_t)rows);
-    if (counts != NULL)
-        memcpy(count_column, counts, 4 * (size_t)rows);
+    put_header(out + PREFIX_BYTES, step);
+    memset(out + PREFIX_BYTES + header_len, 0, padded - header_len);
+    memcpy(column, step->routes, 8 * (size_t)rows);
+    if (step->counts != NULL)
+        memcpy(count_column, step->counts, 4 * (size_t)rows);
     else
         for (uint32_t row = 0; row < rows; row++) count_column[row] = 1;
-    memcpy(prompt + rows, ids, 4 * (size_t)tokens);
+    memcpy(prompt + rows, step->ids, 4 * (size_t)step->tokens);
     uint32_t lengths[2] = {header_len, (uint32_t)size};
-    memcpy(body, lengths, sizeof lengths);
-    uint64_t check = outfeed_check_bytes(body + PREFIX_BYTES, size - PREFIX_BYTES, header_len);
-    memcpy(body + 8, &check, sizeof check);
-    return (int64_t)size;
+    memcpy(out, lengths, sizeof lengths);
+    uint64_t check = outfeed_check_bytes(out + PREFIX_BYTES, size - PREFIX_BYTES, header_len);
+    memcpy(out + 8, &check, sizeof check);
+    table->steps++;
+    table->rows += rows;
+    table->tokens += step->tokens;
+    return 0;
 }

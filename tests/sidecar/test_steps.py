@@ -1,0 +1,164 @@
+"""Pushing a step in one C call: the same frame that ring/batch.py would make, and the columns it takes."""
+
+import ctypes
+import itertools
+import threading
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from outfeed.ring import RingClosed, RingError, RingFull
+from outfeed.ring.batch import decode_batch
+from outfeed.ring.frames import Generate
+from outfeed.ring.route import make_route
+from outfeed.sidecar import FinishReason, SchedulerPort
+
+from .conftest import Bench
+
+SLOTS = 64
+GENERATIONS = itertools.count(1)
+
+
+@pytest.fixture
+def port(bench: Bench) -> Iterator[SchedulerPort]:
+    with SchedulerPort.attach(bench.name) as port:
+        yield port
+
+
+def receive(bench: Bench, port: SchedulerPort, rows: int) -> list[int]:
+    """Let the port receive requests of 0, 1, 2 … prompt tokens; return their routes."""
+    generation = next(GENERATIONS)
+    routes = [make_route(0, slot % 2, slot, generation) for slot in range(rows)]
+    bench.send(*(Generate(route, f"r{route}", bytes(4 * k), {}) for k, route in enumerate(routes)))
+    assert len(port.recv()) == rows
+    return routes
+
+
+REASONS = st.sampled_from(
+    [FinishReason.stop("x" * 40), FinishReason.length(7), FinishReason({"type": "new", "深": [None, 1.5]})]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 5), min_size=1, max_size=SLOTS),
+    one_each=st.booleans(),
+    ended=st.dictionaries(st.integers(0, SLOTS - 1), REASONS),
+    data=st.data(),
+)
+def test_every_step_decodes_to_what_was_pushed(
+    bench: Bench,
+    port: SchedulerPort,
+    counts: list[int],
+    one_each: bool,
+    ended: dict[int, FinishReason],
+    data: st.DataObject,
+) -> None:
+    counts = [1] * len(counts) if one_each else counts
+    ended = {row: why for row, why in ended.items() if row < len(counts)}
+    routes = receive(bench, port, len(counts))
+    ids = data.draw(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=sum(counts), max_size=sum(counts)))
+    for first in (np.zeros(len(counts), dtype=int), np.array(counts)):
+        port.push_tokens(
+            np.array(routes, "u8"),
+            np.array(ids, "i4"),
+            None if one_each else np.array(counts, "u4"),
+            finishes=ended if first.any() else None,
+        )
+        ((_, _, body),) = bench.shard.read()
+        step = decode_batch(body)
+        assert step.routes.tolist() == routes
+        assert step.first.tolist() == first.tolist()
+        assert step.counts.tolist() == counts
+        assert step.prompt_tokens.tolist() == list(range(len(counts)))
+        assert step.ids.tolist() == ids
+        assert dict(step.finishes) == (ended if first.any() else {})
+        assert step.stamp_ns > 0
+        bench.shard.release()
+
+
+@pytest.mark.parametrize(
+    ("routes", "ids", "counts"),
+    [
+        (lambda r: array("Q", r), lambda i: array("i", i), lambda c: array("I", c)),
+        (
+            lambda r: memoryview(array("L", r)),
+            lambda i: memoryview(array("i", i)),
+            lambda c: memoryview(array("I", c)),
+        ),
+        (lambda r: np.array(r, "<u8"), lambda i: np.array(i, "<i4"), lambda c: np.array(c, "<u4")),
+        (lambda r: np.array(r, ">u8"), lambda i: np.array(i, ">i4"), lambda c: np.array(c, ">u4")),
+        (lambda r: np.array(r, "u8"), lambda i: np.array(i, "i8"), lambda c: np.array(c, "i8")),
+        (
+            lambda r: np.repeat(np.array(r, "u8"), 2)[::2],
+            lambda i: np.array(i, "i2"),
+            lambda c: np.array(c, "u1"),
+        ),
+        (lambda r: (ctypes.c_uint64 * len(r))(*r), lambda i: (ctypes.c_int32 * len(i))(*i), tuple),
+    ],
+    ids=["array", "memoryview", "numpy", "big-endian", "i64", "narrow and strided", "ctypes"],
+)
+def test_columns_of_any_integer_type_carry_the_same_numbers(
+    bench: Bench, port: SchedulerPort, routes: type, ids: type, counts: type
+) -> None:
+    a, b = receive(bench, port, 2)
+    port.push_tokens(routes([b, a]), ids([-5, 300, 7]), counts([2, 1]))
+    ((_, _, body),) = bench.shard.read()
+    step = decode_batch(body)
+    assert (step.routes.tolist(), step.ids.tolist(), step.counts.tolist()) == ([b, a], [-5, 300, 7], [2, 1])
+
+
+def test_a_second_thread_is_refused_and_disturbs_nothing(bench: Bench, port: SchedulerPort) -> None:
+    """A push that waits for room holds the lane; another one meanwhile is told so."""
+    (route,) = receive(bench, port, 1)
+    ids, pushed = [0] * 1000, 0
+    while True:
+        try:
+            port.push_tokens([route], ids, [1000])
+        except RingFull:
+            break
+        pushed += 1
+    waiting = threading.Thread(target=lambda: port.push_tokens([route], ids, [1000], timeout=60))
+    waiting.start()
+    refused = False
+    while not refused:
+        try:
+            port.push_tokens([route], [1])
+        except RingFull:
+            continue  # the other thread has not begun to wait
+        except RingError as error:
+            refused = "another thread" in str(error)
+    firsts = [int(decode_batch(body).first[0]) for _, _, body in bench.shard.read()]
+    bench.shard.release()
+    waiting.join()
+    firsts += [int(decode_batch(body).first[0]) for _, _, body in bench.shard.read()]
+    assert firsts == [1000 * k for k in range(pushed + 1)]
+
+
+def test_a_closed_port_refuses_to_push(bench: Bench, port: SchedulerPort) -> None:
+    (route,) = receive(bench, port, 1)
+    port.close()
+    with pytest.raises(RingClosed):
+        port.push_tokens([route], [1])
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan"), 1e9])
+def test_a_timeout_that_is_none_is_refused(bench: Bench, port: SchedulerPort, timeout: float) -> None:
+    (route,) = receive(bench, port, 1)
+    with pytest.raises(ValueError, match="timeout"):
+        port.push_tokens(np.array([route], "u8"), np.array([1], "i4"), timeout=timeout)
+
+
+def test_a_step_of_too_many_rows_is_refused(bench: Bench, port: SchedulerPort) -> None:
+    (route,) = receive(bench, port, 1)
+    with pytest.raises(ValueError, match="1 to 65536 rows, not 65537"):
+        port.push_tokens(np.full(65537, route, "u8"), np.zeros(65537, "i4"))
+
+
+@pytest.mark.parametrize("route", [-1, 1 << 64, 0])
+def test_a_route_that_is_none_cannot_be_answered(port: SchedulerPort, route: int) -> None:
+    with pytest.raises(ValueError, match="never received"):
+        port.push_error(route, 500, "x", "y")
