@@ -14,7 +14,8 @@ bodies that are wrong and CorruptLane, `hung` processes without a sign of life f
 end this process takes all cursors over and counts what is left: `sent` = `received` + `queued`, per consumer.
 
 The rest of the time goes to the C core: threads under ThreadSanitizer and AddressSanitizer, and the
-fuzzer over segment bytes. `left_out` names what the machine had no tools for.
+fuzzer over segment bytes; from a minute on also to the protocol's model with two deaths. `left_out` names
+what the machine had no tools for.
 """
 
 import argparse
@@ -285,43 +286,65 @@ def build(folder: Path, name: str, compiler: str, *flags: str) -> Path | None:
     return output if done.returncode == 0 else None
 
 
+def plans(seconds: float, seed: int, corpus: Path) -> list[tuple[str, str, str, list[str], list[object]]]:
+    """Return what to build and how to run it: (what, C file, compiler, flags, arguments)."""
+    milliseconds = int(seconds * 1000 / 3)
+    threads: list[object] = [seed, milliseconds]
+    memory = "-fsanitize=address,undefined"
+    if shutil.which("clang"):
+        limits = ["-max_total_time=" + str(milliseconds // 1000 + 1), "-timeout=10", "-max_len=2048"]
+        fuzz = ("fuzz", "fuzz", "clang", ["-fsanitize=fuzzer,address,undefined"])
+        words: list[object] = [*limits, f"-seed={seed}", "grown", corpus]
+    else:
+        fuzz = ("fuzz", "fuzz", "gcc", ["-DSTANDALONE", memory])
+        words = [seed, milliseconds, *sorted(corpus.iterdir())]
+    return [
+        ("threads_tsan", "stress", "gcc", ["-fsanitize=thread"], threads),
+        ("threads_asan", "stress", "gcc", [memory], threads),
+        (*fuzz, words),
+    ]
+
+
 def core(seconds: float, seed: int) -> dict[str, Any]:
     """Run the C programs, `seconds` in all; a program that fails is a fault."""
-    milliseconds = str(int(seconds * 1000 / 3))
-    corpus = sorted((ROOT / "tests" / "ring" / "corpus").iterdir())
     found: dict[str, Any] = {"core_faults": 0, "left_out": []}
     with tempfile.TemporaryDirectory(prefix="outfeed-stress-") as folder:
-        plans: list[tuple[str, str, list[str], list[str]]] = [
-            ("threads_tsan", "stress", ["-fsanitize=thread"], [str(seed), milliseconds]),
-            ("threads_asan", "stress", ["-fsanitize=address,undefined"], [str(seed), milliseconds]),
-            ("fuzz", "fuzz", ["-DSTANDALONE", "-fsanitize=address,undefined"], [str(seed), milliseconds]),
-        ]
-        if shutil.which("clang"):
-            options = [f"-max_total_time={int(seconds / 3) + 1}", "-timeout=10", f"-seed={seed}"]
-            plans[2] = ("fuzz", "fuzz", ["-fsanitize=fuzzer,address,undefined"], [*options, "-max_len=2048"])
-        for what, name, flags, words in plans:
-            compiler = "clang" if "fuzzer" in flags[0] else "gcc"
+        (Path(folder) / "grown").mkdir()
+        for what, name, compiler, flags, words in plans(seconds, seed, ROOT / "tests" / "ring" / "corpus"):
             program = build(Path(folder), name, compiler, *flags)
             if program is None:
                 found["left_out"].append(f"{what}: {compiler} or its {flags[-1]} runtime is not installed")
                 continue
-            files = (
-                []
-                if name == "stress"
-                else [str(corpus[0].parent)]
-                if compiler == "clang"
-                else map(str, corpus)
-            )
-            grown = Path(folder) / "grown"
-            grown.mkdir(exist_ok=True)
-            first = [str(grown)] if compiler == "clang" else []
-            done = subprocess.run(
-                [program, *words, *first, *files], cwd=folder, capture_output=True, text=True, check=False
-            )
-            found["core_faults"] += done.returncode != 0
+            command = [str(program), *map(str, words)]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
             lines = (done.stdout + done.stderr).strip().splitlines()
+            found["core_faults"] += done.returncode != 0
             found[what] = lines[-1] if done.returncode == 0 else "\n".join(lines[-40:])
     return found
+
+
+def model(seconds: float) -> dict[str, Any]:
+    """Search the protocol's model with two deaths, for at most twice `seconds`."""
+    if shutil.which("spin") is None:
+        return {"model": "left out: spin is not installed"}
+    with tempfile.TemporaryDirectory(prefix="outfeed-stress-") as folder:
+        source = ROOT / "tests" / "ring" / "model" / "ring.pml"
+        subprocess.run(["spin", "-DKILLS=2", "-a", source], cwd=folder, check=True, capture_output=True)
+        subprocess.run(["cc", "-O2", "-w", "-DSAFETY", "-o", "pan", "pan.c"], cwd=folder, check=True)
+        try:
+            done = subprocess.run(
+                ["./pan", "-m1000000"],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=2 * seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"model": f"not finished in {2 * seconds:.0f} s"}
+    lines = done.stdout.splitlines()
+    found = next((line for line in lines if "errors:" in line), "no result")
+    return {"model": found, "model_faults": int("errors: 0" not in found)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -341,7 +364,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     found["core_faults"] = 0
     if not args.kills_only:
         found.update(core(args.seconds * (1 - share), args.seed))
-    bad = ("lost", "doubled", "corrupt", "hung", "failed", "core_faults")
+        if args.seconds >= 60:
+            found.update(model(args.seconds))
+    bad = ("lost", "doubled", "corrupt", "hung", "failed", "core_faults", "model_faults")
     found["seed"] = args.seed
-    found["ok"] = not any(found[key] for key in bad) and found["sent"] == found["received"] + found["queued"]
+    found["ok"] = (
+        not any(found.get(key) for key in bad) and found["sent"] == found["received"] + found["queued"]
+    )
     return found
