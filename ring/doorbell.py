@@ -4,6 +4,7 @@ The only module that knows posix_ipc, which makes and unlinks; posting and sleep
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import weakref
@@ -13,32 +14,60 @@ import posix_ipc
 
 from . import segment
 from ._core import ffi, lib
-from .errors import LaneOwned, RingClosed, RingError
+from .errors import LaneOwned, NoRoom, RingClosed, RingError
 
 __all__ = ["Doorbell"]
 
 LONGEST_SPIN_S = 50e-6
 _TRIES = 8
+_SEMAPHORE_BYTES = 32  # glibc's sem_t on 64-bit Linux
 
 
 def _make(name: str) -> int:
-    """Create the semaphore and return a descriptor whose flock says that it is in use."""
+    """Make the semaphore, or adopt a dead process's; return a descriptor whose flock says it is in use."""
     for _ in range(_TRIES):
+        # Adopting comes first: glibc needs room in /dev/shm even to find out that a name is taken.
+        if (fd := _adopt(name)) is not None:
+            return fd
+        if segment.in_use(f"sem.{name}"):
+            raise LaneOwned(f"doorbell {name!r} belongs to a live process; give each process its own")
+        segment.sweep(name)
         try:
             posix_ipc.Semaphore(f"/{name}", posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
         except posix_ipc.ExistentialError:
-            if segment.in_use(f"sem.{name}"):
-                raise LaneOwned(
-                    f"doorbell {name!r} belongs to a live process; give each process its own"
-                ) from None
-            segment.sweep(name)
-            continue
+            continue  # somebody was faster: look again whose it is
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise NoRoom(f"sem.{name}", _SEMAPHORE_BYTES, 0) from error
         fd = os.open(f"{segment.SHM}/sem.{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         fcntl.flock(fd, fcntl.LOCK_SH)
         if os.fstat(fd).st_nlink:  # else swept between its making and the lock
             return fd
         os.close(fd)
     raise RingError(f"doorbell {name!r}: made and swept away {_TRIES} times; is something removing it?")
+
+
+def _adopt(name: str) -> int | None:
+    """Take over a dead process's semaphore as it is: that needs no room, even when /dev/shm is full.
+
+    What its count is by now costs at most as many needless wakes. None when a live process has it, when it
+    is gone, or when the file is no semaphore.
+    """
+    try:
+        fd = os.open(f"{segment.SHM}/sem.{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(fd)
+        if found.st_nlink and found.st_size == _SEMAPHORE_BYTES:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            return fd
+    except BlockingIOError:
+        pass
+    os.close(fd)
+    return None
 
 
 def _remove(name: str, fd: int, pid: int) -> None:

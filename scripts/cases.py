@@ -112,9 +112,10 @@ def _stop_token(tokenizer: Any, case: Case, rng: random.Random) -> Case:
 def beyond(tokenizer: Any, prompt: list[int], ids: list[int]) -> str:
     """Return the text that `ids` add to a prompt's: what a stream must say.
 
-    A prompt may end inside a character. Then its decode ends in U+FFFD, and the character, once it is
-    whole, belongs to the stream.
+    A prompt may end inside a character. Then its decode ends in U+FFFD where the whole decode has the
+    character, which, once it is whole, belongs to the stream.
     """
     before: str = tokenizer.decode(prompt, skip_special_tokens=True)
     whole: str = tokenizer.decode(prompt + ids, skip_special_tokens=True)
-    return whole[len(before) :] if whole.startswith(before) else whole[len(before.rstrip("\ufffd")) :]
+    same = next((k for k, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
+    return whole[same:]

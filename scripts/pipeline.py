@@ -53,20 +53,15 @@ class Pipeline:
     launcher: subprocess.Popen[str] | None = field(default=None, init=False)
     scheduler: subprocess.Popen[str] | None = field(default=None, init=False)
     # What the children say: a file, so that a talkative one never blocks on a full pipe.
-    _said: IO[str] = field(init=False)
+    said: IO[str] = field(init=False)
 
     def __enter__(self) -> Pipeline:
-        self._said = tempfile.TemporaryFile("w+")
+        self.said = tempfile.TemporaryFile("w+")
         try:
             self.launcher = self._spawn("outfeed.shards.launcher", self.launch)
             self._wait_for("the launcher", self.launcher, lambda here: here.board.phase == Phase.RUNNING)
             if self.replay is not None:
-                self.scheduler = self._spawn("outfeed.sidecar.replay", self.replay)
-                self._wait_for(
-                    "the replay scheduler",
-                    self.scheduler,
-                    lambda here: here.board.row(Role.SCHEDULER).alive,
-                )
+                self.start_scheduler()
         except BaseException:
             self.stop()
             raise
@@ -74,6 +69,12 @@ class Pipeline:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def start_scheduler(self) -> None:
+        """Start the replay scheduler; again, if the one before it was killed."""
+        self.scheduler = self._spawn("outfeed.sidecar.replay", self.replay or ())
+        ready = lambda here: here.board.row(Role.SCHEDULER).alive  # noqa: E731
+        self._wait_for("the replay scheduler", self.scheduler, ready)
 
     def stop(self) -> None:
         """Stop the scheduler, then the launcher; kill what does not go in time."""
@@ -86,7 +87,7 @@ class Pipeline:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._said.close()
+        self.said.close()
 
     def leaked_segments(self) -> list[str]:
         """Name what the instance has left in /dev/shm; empty after a clean stop."""
@@ -112,7 +113,7 @@ class Pipeline:
             [*command, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=self._said,
+            stderr=self.said,
             text=True,
             # Ctrl-C reaches this process alone; it stops the others in order.
             start_new_session=True,
@@ -137,5 +138,5 @@ class Pipeline:
         raise PipelineError(self._died(what, process))
 
     def _died(self, what: str, process: subprocess.Popen[str]) -> str:
-        self._said.seek(0)
-        return self._said.read().strip() or f"{what} ended with status {process.returncode} and said nothing"
+        self.said.seek(0)
+        return self.said.read().strip() or f"{what} ended with status {process.returncode} and said nothing"

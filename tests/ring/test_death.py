@@ -213,3 +213,24 @@ def test_kill_9_at_random_instants_loses_and_doubles_nothing() -> None:
     assert found["kills"] > 10
     assert found["sent"] == found["received"] + found["queued"] > 0
     assert (found["lost"], found["doubled"], found["corrupt"], found["hung"]) == (0, 0, 0, 0)
+
+
+def test_a_dead_processs_doorbell_is_adopted_without_needing_room() -> None:
+    """A full /dev/shm must not keep a replacement from starting: nothing new is made."""
+    name = f"outfeed-bell-adopt-{os.getpid()}"
+    code = (
+        "import os, signal, sys; from outfeed.ring import Doorbell\n"
+        "bell = Doorbell.create(sys.argv[1]); bell.ring(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, name], check=False)
+    left = Path(f"/dev/shm/sem.{name}").stat().st_ino
+    with Doorbell.create(name):
+        assert Path(f"/dev/shm/sem.{name}").stat().st_ino == left
+    assert not Path(f"/dev/shm/sem.{name}").exists()
+
+
+def test_a_dead_processs_broken_doorbell_is_replaced() -> None:
+    name = f"outfeed-bell-broken-{os.getpid()}"
+    Path(f"/dev/shm/sem.{name}").write_bytes(b"x")
+    with Doorbell.create(name):
+        assert Path(f"/dev/shm/sem.{name}").stat().st_size > 1
