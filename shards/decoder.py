@@ -177,6 +177,8 @@ class Decoder:
     def _make_text(self, columns: Columns, shard: int, reader: int, finishes: list[Finish]) -> Ready:
         """Make every token's text, and what ending rows still held, with the tokenizer."""
         routes, counts, ids = columns[0].tolist(), columns[2].tolist(), columns[4].tolist()
+        if len(set(routes)) != len(routes):
+            raise ValueError("a step with two rows of one request")
         keep = self._kernel.plan(columns, shard, reader, finishes).tolist()
         ending = {finish.row for finish in finishes}
         parts, tails, at = [], [], 0

@@ -7,6 +7,7 @@ bounded number of times, and text flows whatever comes, an endless run of U+FFFD
 Knows the tokenizer's `decode`; must not know rows, stops or frames.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+log = logging.getLogger(__name__)
 
 # Ids that wait because the text so far ends in U+FFFD, or has not grown; a character takes at most 4.
 MAX_PENDING = 8
@@ -51,7 +54,14 @@ class TokenizerText:
     def decode(self, ids: list[int]) -> str:
         """Return the tokenizer's text for ids that all are text."""
         self.work += len(ids)
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        try:
+            text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        except BaseException as error:
+            # The library's crashes derive from BaseException, under a name that it does not export.
+            if type(error).__name__ != "PanicException":
+                raise
+            log.error("the tokenizer crashed in its own decode of %s: %s", ids, error)
+            return ""
         return text
 
     def token_text(self, token: int) -> str:

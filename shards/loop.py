@@ -247,7 +247,13 @@ class Shard:
         while todo:
             reader = todo.pop()
             done.add(reader)
-            rows, failures, others = self.decoder.decode(batch, self.number, reader)
+            try:
+                rows, failures, others = self.decoder.decode(batch, self.number, reader)
+            except Exception as error:
+                # A fault of ours, or a step that no memory can hold: it costs its requests, not the shard,
+                # which would read the same step again after every restart.
+                log.exception("shard %d could not decode a step of %d rows", self.number, batch.rows)
+                raise BadBatch(f"could not be decoded: {error!r}", tuple(batch.routes.tolist())) from error
             for failure in failures:
                 self._lost(failure)
             if rows.rows:

@@ -264,6 +264,30 @@ def test_a_damaged_step_fails_the_live_requests_it_names(make_rig: Callable[...,
     assert (error.route, error.status, error.running) == (ROUTE, 500, True)
 
 
+def test_a_step_that_cannot_be_decoded_costs_its_requests_alone(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig()
+    other = make_route(0, 0, 6, 1)
+    rig.register(ROUTE, other)
+    decode_step = rig.shard.decoder.decode
+
+    def no_memory(batch: Batch, shard: int, reader: int) -> object:
+        if batch.routes[0] == ROUTE:
+            raise MemoryError("none left")
+        return decode_step(batch, shard, reader)
+
+    monkeypatch.setattr(rig.shard.decoder, "decode", no_memory)
+    rig.push([(ROUTE, 0, [65])])
+    rig.push([(other, 0, [65])])
+    rig.shard.turn()
+    error, batch = rig.hear()
+    assert isinstance(error, ErrorFrame)
+    assert (error.route, error.status) == (ROUTE, 500)
+    assert isinstance(batch, Batch)
+    assert batch.routes.tolist() == [other]
+
+
 @pytest.mark.parametrize("body", [b"", b"\0" * 7, b"\xff" * 64])
 def test_rubbish_costs_itself_alone(make_rig: Callable[..., Rig], body: bytes) -> None:
     rig = make_rig()

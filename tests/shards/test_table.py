@@ -14,6 +14,7 @@ from outfeed.ring import NoRoom, segment
 from outfeed.shards import pipeline, table
 from outfeed.shards.decoder import Decoder
 from outfeed.shards.errors import TableError, TokenizerFileError
+from outfeed.shards.fallback import TokenizerText
 from outfeed.shards.kernel import Kernel
 from outfeed.shards.proof import disagreement
 from outfeed.shards.table import TokenTable
@@ -162,6 +163,17 @@ def test_a_tokenizer_that_crashes_is_refused(tmp_path: Path, tokenizer_path: Cal
     path.write_text(json.dumps(parsed))
     with pytest.raises(TokenizerFileError, match="crashes in its own decode"):
         TokenTable.compile(path)
+
+
+def test_a_crash_in_the_fallback_costs_its_token_alone(tokenizer_path: Callable[[str], Path]) -> None:
+    parsed = json.loads(tokenizer_path("metaspace_bpe").read_text())
+    parsed["decoder"] = {"type": "Strip", "content": "t", "start": 1, "stop": 1}
+    tokenizer = Tokenizer.from_str(json.dumps(parsed))
+    vocab = tokenizer.get_vocab()
+    crash, plain = vocab["t"], vocab["e"]
+    stream = TokenizerText(tokenizer).stream(True, [])
+    made = "".join([stream.add(token) for token in (plain, crash, plain)]) + stream.flush()
+    assert made.startswith("e")
 
 
 # ---- sharing
