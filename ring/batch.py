@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import ffi, lib
+from ._core import lib
 from .families import (
     FAMILIES,
     MAX_COUNT,
@@ -82,7 +82,7 @@ class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 _check: Final = lib.outfeed_check
-_from_buffer: Final = ffi.from_buffer
+_sum: Final = lib.outfeed_sum_u32
 _encode_header: Final = msgspec.msgpack.Encoder().encode
 _decode_header: Final = msgspec.msgpack.Decoder(_Header).decode
 
@@ -273,11 +273,97 @@ def encode_batch(
     return _sealed(header_len, columns)
 
 
+class Checked:
+    """A BATCH body that passed every check, and where its columns are: what needs no arrays to be handled.
+
+    raw        the body, a copy of one's own
+    text_at    offset of the egress form's columns (generated, text_lens, text); None in the step form
+    data       offset of the core columns; `layout` gives each one's
+    """
+
+    __slots__ = (
+        "data",
+        "ended",
+        "families",
+        "finishes",
+        "raw",
+        "rows",
+        "stamp_ns",
+        "text_at",
+        "text_bytes",
+        "texts",
+        "tokens",
+    )
+
+    def __init__(self, raw: bytes, header: _Header, data: int) -> None:
+        self.raw = raw
+        self.data = data
+        self.stamp_ns = header.stamp_ns
+        self.rows = header.rows
+        self.tokens = header.tokens
+        self.text_bytes = header.text_bytes
+        self.text_at: int | None = None
+        self.finishes: Sequence[tuple[int, FinishReason]] = ()
+        self.families: Families = ()
+        self.texts: TokenTexts | None = None
+        self.ended: Sequence[int] = ()
+
+    def layout(self) -> tuple[int, ...]:
+        """Return rows, then each core and text column's offset, then the text's end. Egress form only."""
+        if self.text_at is None or self.text_bytes is None:
+            raise ValueError("the step form has no text columns")
+        rows, data, text_at = self.rows, self.data, self.text_at
+        text = text_at + 8 * rows
+        return (
+            rows,
+            data,
+            data + 8 * rows,
+            data + 12 * rows,
+            data + 16 * rows,
+            data + _ROW_BYTES * rows,
+            text_at,
+            text_at + 4 * rows,
+            text,
+            text + self.text_bytes,
+        )
+
+    def routes(self) -> U64:
+        """Return the routes, as a view."""
+        return np.frombuffer(self.raw, _U64, self.rows, self.data)
+
+    def batch(self) -> Batch:
+        """Return it as arrays."""
+        raw, rows, data = self.raw, self.rows, self.data
+        batch = Batch(
+            self.stamp_ns,
+            self.routes(),
+            np.frombuffer(raw, _U32, rows, data + 8 * rows),
+            np.frombuffer(raw, _U32, rows, data + 12 * rows),
+            np.frombuffer(raw, _U32, rows, data + 16 * rows),
+            np.frombuffer(raw, _I32, self.tokens, data + _ROW_BYTES * rows),
+            self.finishes,
+            families=self.families,
+            texts=self.texts,
+            ended=self.ended,
+        )
+        if self.text_at is not None and self.text_bytes is not None:
+            at = self.text_at
+            batch.generated = np.frombuffer(raw, _U32, rows, at)
+            batch.text_lens = np.frombuffer(raw, _U32, rows, at + 4 * rows)
+            batch.text = raw[at + 8 * rows : at + 8 * rows + self.text_bytes]
+        return batch
+
+
 def decode_batch(body: Buffer) -> Batch:
-    """Return the Batch in a frame's body; raise BadBatch and deliver nothing.
+    """Return the Batch in a frame's body; raise BadBatch and deliver nothing. See `check_batch`."""
+    return check_batch(body).batch()
+
+
+def check_batch(body: Buffer) -> Checked:
+    """Check a frame's body, all of it; raise BadBatch.
 
     The body is copied first, once: what is checked is what is used, whatever its writer does meanwhile, and
-    the Batch outlives the frame's release.
+    the result outlives the frame's release.
     """
     raw = bytes(body)
     size = len(raw)
@@ -296,21 +382,22 @@ def decode_batch(body: Buffer) -> Batch:
             raise BadColumns(f"body_len is {body_len}, the body has {size} bytes")
         header = _decode_header(raw[_PREFIX_BYTES:header_end])
         rows = header.rows
-        batch = _decode_columns(header, raw, data)
+        checked = _check_columns(header, raw, data)
         # Last, so that a damaged number is reported as what it is where that can be told.
         actual = _check(raw[_PREFIX_BYTES:], size - _PREFIX_BYTES, header_len)
         if actual != check:
             raise BadColumns(f"check is {check:#018x}, the body's is {actual:#018x}: it was changed or torn")
-        return batch
+        return checked
     except (BadColumns, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadBatch(f"BATCH {error}", _named(raw, data, rows)) from error
 
 
-def _decode_columns(header: _Header, body: bytes, at: int) -> Batch:
+def _check_columns(header: _Header, body: bytes, data: int) -> Checked:
     """Size every column from the header, compare with the body, and only then look at what is in them."""
     rows, tokens, text_bytes = header.rows, header.tokens, header.text_bytes
     _check_core(header)
-    text_at = at + _ROW_BYTES * rows + 4 * tokens
+    checked = Checked(body, header, data)
+    text_at = data + _ROW_BYTES * rows + 4 * tokens
     end = text_at if text_bytes is None else text_at + 8 * rows + text_bytes + -text_bytes % 4
     starts = []
     for kind, entry in enumerate(header.families):
@@ -323,32 +410,25 @@ def _decode_columns(header: _Header, body: bytes, at: int) -> Batch:
     if end != len(body):
         raise BadColumns(f"header implies {end} bytes, the body has {len(body)}")
 
-    routes: U64 = np.frombuffer(body, _U64, rows, at)
-    at += 8 * rows
-    first: U32 = np.frombuffer(body, _U32, rows, at)
-    counts: U32 = np.frombuffer(body, _U32, rows, at + 4 * rows)
-    prompt_tokens: U32 = np.frombuffer(body, _U32, rows, at + 8 * rows)
-    ids: I32 = np.frombuffer(body, _I32, tokens, at + 12 * rows)
-    _check_sum("counts", counts, "tokens", tokens)
-    batch = Batch(header.stamp_ns, routes, first, counts, prompt_tokens, ids)
+    _check_sum("counts", body, data + 12 * rows, rows, "tokens", tokens)
     if header.finishes:
-        batch.finishes = _finishes(header.finishes, rows)
+        checked.finishes = _finishes(header.finishes, rows)
     if text_bytes is not None:
-        batch.generated = np.frombuffer(body, _U32, rows, text_at)
-        batch.text_lens = text_lens = np.frombuffer(body, _U32, rows, text_at + 4 * rows)
-        batch.text = text = body[text_at + 8 * rows : text_at + 8 * rows + text_bytes]
-        _check_sum("text_lens", text_lens, "text_bytes", text_bytes)
-        check_text("text", text, text_lens)
+        checked.text_at = text_at
+        _check_sum("text_lens", body, text_at + 4 * rows, rows, "text_bytes", text_bytes)
+        text = body[text_at + 8 * rows : text_at + 8 * rows + text_bytes]
+        if not text.isascii():
+            check_text("text", text, np.frombuffer(body, _U32, rows, text_at + 4 * rows))
     if header.families:
-        batch.families = [
+        checked.families = [
             None if entry is None else decode_family(kind, entry, body, starts[kind], rows)
             for kind, entry in enumerate(header.families)
         ]
-    if header.ended:
-        batch.ended = _ended(header, batch)
     if header.texts is not None:
-        batch.texts = decode_texts(header.texts, body, texts_at, rows)
-    return batch
+        checked.texts = decode_texts(header.texts, body, texts_at, rows)
+    if header.ended:
+        checked.ended = _ended(header, checked.finishes)
+    return checked
 
 
 def _check_core(header: _Header) -> None:
@@ -378,10 +458,10 @@ def _finishes(raw: list[tuple[int, dict[str, Any]]], rows: int) -> list[tuple[in
     return finishes
 
 
-def _ended(header: _Header, batch: Batch) -> list[int]:
+def _ended(header: _Header, finishes: Sequence[tuple[int, FinishReason]]) -> list[int]:
     if header.text_bytes is None:
         raise BadColumns("ended rows in the step form; only the egress form has them")
-    finished = {row for row, _ in batch.finishes}
+    finished = {row for row, _ in finishes}
     for row in header.ended:
         if row not in finished:
             raise BadColumns(f"ended: row {row} has no finish reason")
@@ -455,9 +535,9 @@ def _check_range(name: str, value: int, limit: int) -> None:
         raise BadColumns(f"{name} is {value}, not in 0..{limit}")
 
 
-def _check_sum(name: str, column: U32, total_name: str, expected: int) -> None:
+def _check_sum(name: str, body: bytes, at: int, rows: int, total_name: str, expected: int) -> None:
     # At most 2^20 u32 elements, added up in u64: cannot overflow.
-    total = int(np.add.reduce(column, dtype=np.uint64))
+    total = _sum(body, len(body), at, rows)
     if total != expected:
         raise BadColumns(f"{name} add up to {total}, {total_name} is {expected}")
 

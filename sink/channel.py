@@ -12,13 +12,13 @@ the sender only tries the lock, so it never waits for a handler.
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
+from ._deliver import ChannelFields
 from .events import ChunkEvent, Control, Done, Error, Frame, Item, Merger
 from .waiting import CallbackWaiter, TaskWaiter, ThreadWaiter, Waiter, wake
 
@@ -58,42 +58,26 @@ class SinkStatistics(msgspec.Struct, frozen=True):
     """The last item was sent."""
 
 
-class Channel:
-    """What both ends share; the reader uses it directly, everybody else through the two ends."""
+class Channel(ChannelFields):
+    """What both ends share; the reader uses it directly, everybody else through the two ends.
 
-    __slots__ = (
-        "capacity",
-        "ended",
-        "folded",
-        "freed",
-        "fresh",
-        "gone",
-        "items_received",
-        "limit",
-        "lock",
-        "merged",
-        "on_gone",
-        "sent",
-        "taken",
-        "waiter",
-    )
+    fresh     items, oldest first: the sender appends, the source takes
+    folded    a Merger: what was merged out of `fresh`, before all that is in it now
+    sent      bytes of content sent, taken by the source, and replaced in folding (`freed`)
+    limit     what `sent` may grow to; -1 once the source is gone: the one thing a sender has to look at
+    folding   `fresh` is being moved to `folded`: the C core leaves both alone
+    """
+
+    __slots__ = ("lock",)
+
+    fresh: list[ChunkEvent | Control | Error]
+    folded: Merger | None
+    waiter: Waiter | None
+    on_gone: Callable[[], None] | None
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.fresh: deque[ChunkEvent | Control | Error] = deque()
-        self.folded: Merger | None = None
         self.lock = threading.Lock()
-        self.sent = 0
-        self.taken = 0
-        self.freed = 0
-        # What `sent` may grow to; -1 once the source is gone. The one thing a sender has to look at.
-        self.limit = capacity
-        self.items_received = 0
-        self.merged = 0
-        self.gone = False
-        self.ended = False
-        self.waiter: Waiter | None = None
-        self.on_gone: Callable[[], None] | None = None
+        self.capacity = self.limit = capacity
 
     def push(self, item: ChunkEvent | Control, size: int) -> Waiter | None:
         """Append; return the waiter to wake, marked, if there is one that is not marked yet.
@@ -156,14 +140,17 @@ class Channel:
     def _fold(self) -> None:
         """Merge the events at the front of `fresh` into `folded`. With the lock held."""
         fresh, folded = self.fresh, self.folded
-        while fresh and type(fresh[0]) is ChunkEvent:
-            event = fresh.popleft()
-            assert type(event) is ChunkEvent
-            if folded is None:
-                folded = self.folded = Merger(event)
-            else:
-                self.freed += folded.add(event)
-                self.merged += 1
+        self.folding = True
+        try:
+            while fresh and type(event := fresh[0]) is ChunkEvent:
+                del fresh[0]
+                if folded is None:
+                    folded = self.folded = Merger(event)
+                else:
+                    self.freed += folded.add(event)
+                    self.merged += 1
+        finally:
+            self.folding = False
 
     def _take_folded(self) -> ChunkEvent:
         """Return all waiting events as one. With the lock held."""
@@ -174,7 +161,10 @@ class Channel:
         return event
 
     def take(self) -> Item | None:
-        """Return the next item, merged from all that waits; None when nothing does."""
+        """Return the next item, merged from all that waits; None when nothing does.
+
+        `take_one` (the C core) does the same for one plain event and says False when it is not that.
+        """
         fresh = self.fresh
         if not fresh and self.folded is None:
             return None
@@ -183,10 +173,10 @@ class Channel:
         lock.acquire()
         try:
             if self.folded is None and (len(fresh) == 1 or type(fresh[0]) is not ChunkEvent):
-                item = fresh.popleft()
+                item = fresh.pop(0)
             else:
                 item = self._take_folded()
-            self.items_received += 1
+            self.received += 1
             if type(item) is not ChunkEvent:
                 if type(item) is Control:
                     self.taken += len(item.body)
@@ -220,8 +210,8 @@ class Channel:
         return SinkStatistics(
             self.capacity,
             max(0, self.sent - self.taken - self.freed),
-            self.items_received + self.merged + len(self.fresh) + (self.folded is not None),
-            self.items_received,
+            self.received + self.merged + len(self.fresh) + (self.folded is not None),
+            self.received,
             self.merged,
             self.gone,
             self.ended,
@@ -296,14 +286,15 @@ class SinkSource:
 
         Raises SinkEnded after the last item, SinkClosed after `close()`.
         """
-        item = self._channel.take()
+        quick = self._channel.take_one()
+        item: Item | None = self._channel.take() if quick is False else quick
         if item is None:
             if self._ended:
                 raise SinkEnded("the stream's last item was received before")
             if self._channel.gone:
                 raise SinkClosed("this source was closed")
             return None
-        if not isinstance(item, Frame):
+        if type(item) is not Frame:
             self._ended = True
         return item
 

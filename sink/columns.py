@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring.batch import Batch
-from ..ring.families import FAMILIES, Family, Kind
+from ..ring.families import FAMILIES, Families, Family, Kind, TokenTexts
 
 
 class Flat(msgspec.Struct, frozen=True, gc=False):
@@ -113,10 +112,10 @@ class Columns(msgspec.Struct, gc=False):
         )
 
 
-def columns_of(batch: Batch) -> dict[int, Columns]:
+def columns_of(families: Families, texts: TokenTexts | None) -> dict[int, Columns]:
     """Return each row's share, for the rows that have one: the others are not looked at."""
     found: dict[int, list[Any]] = {}
-    for kind, family in enumerate(batch.families):
+    for kind, family in enumerate(families):
         if family is None:
             continue
         for row, part in _split(family):
@@ -124,11 +123,11 @@ def columns_of(batch: Batch) -> dict[int, Columns]:
                 parts = found[row] = [None] * FAMILIES
             parts[kind] = part
     columns = {row: Columns(*parts) for row, parts in found.items()}
-    if batch.texts is not None:
-        texts = batch.texts.as_dict()
-        for row in batch.texts.rows.tolist():
+    if texts is not None:
+        known = texts.as_dict()
+        for row in texts.rows.tolist():
             if row in columns:
-                columns[row].texts = _only(texts, columns[row])
+                columns[row].texts = _only(known, columns[row])
     return columns
 
 

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring.finish import FinishReason
-from .columns import Columns, ColumnsSum
+from ._deliver import Event, bind
+from .columns import ColumnsSum
 
 
-class ChunkEvent(msgspec.Struct, gc=False):
+class ChunkEvent(Event):
     """A run of output tokens: one step's, or several steps' merged while the client lagged.
 
     text_utf8     their text, UTF-8; `.text` decodes it
@@ -25,14 +25,8 @@ class ChunkEvent(msgspec.Struct, gc=False):
     columns       log probabilities and hidden states, for a request that asked for any; else None
     """
 
-    text_utf8: bytes
-    ids_raw: bytes
-    first: int
-    generated: int
-    prompt_tokens: int
-    stamp_ns: int
-    finish: FinishReason | None = None
-    columns: Columns | None = None
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]  # its fields may be set
 
     @property
     def text(self) -> str:
@@ -49,6 +43,27 @@ class ChunkEvent(msgspec.Struct, gc=False):
         """Bytes of content: what a sink's capacity counts."""
         size = len(self.text_utf8) + len(self.ids_raw)
         return size if self.columns is None else size + self.columns.size
+
+    def _fields(self) -> tuple[object, ...]:
+        return (
+            self.text_utf8,
+            self.ids_raw,
+            self.first,
+            self.generated,
+            self.prompt_tokens,
+            self.stamp_ns,
+            self.finish,
+            self.columns,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChunkEvent) and self._fields() == other._fields()
+
+    def __repr__(self) -> str:
+        return (
+            f"ChunkEvent(text={self.text!r}, ids={self.ids.tolist()}, first={self.first}, "
+            f"generated={self.generated}, finish={self.finish})"
+        )
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -78,6 +93,8 @@ class Error(msgspec.Struct, frozen=True, gc=False):
 
 
 Item = Frame | Done | Control | Error
+
+bind(ChunkEvent, Frame, Done)
 
 
 class Merger:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from ..ring import Consumer, CorruptLane, Frame, RingClosed, wait
-from ..ring.batch import Batch, decode_batch
+from ..ring.batch import Checked, check_batch
 from ..ring.finish import FinishReason
 from ..ring.frames import BadFrame, ErrorFrame, Handover, Result, Tag, Takeover, decode
 from ..ring.route import format_route, reader_of, shard_of
-from .channel import FOLD_AT, SinkClosed, SinkFull, SinkSender
+from ._deliver import LiveFields, deliver
+from .channel import FOLD_AT, Channel, SinkClosed, SinkFull, SinkSender
 from .columns import columns_of
 from .events import ChunkEvent, Control, Error
 from .waiting import Waiter, wake
@@ -60,18 +61,21 @@ class ReaderStatistics(msgspec.Struct):
     live: int = 0
 
 
-class Live:
-    """One request, from registration to its ending."""
+class Live(LiveFields):
+    """One request, from registration to its ending.
 
-    __slots__ = ("channel", "columns_bytes", "ids", "next", "rid", "route", "sender")
+    channel is its sink's, next the `first` that its next row must have, ids all ids delivered (i32).
+    """
+
+    __slots__ = ("columns_bytes", "rid", "route", "sender")
+
+    channel: Channel
 
     def __init__(self, route: int, rid: str, sender: SinkSender) -> None:
+        super().__init__(sender.channel)
         self.route = route
         self.rid = rid
         self.sender = sender  # held: a sender that is dropped ends its stream
-        self.channel = sender.channel
-        self.next = 0
-        self.ids = bytearray()
         self.columns_bytes = 0
 
     @property
@@ -266,7 +270,7 @@ class Reader:
     def _frame(self, lane: int, tag: int, body: memoryview) -> None:
         try:
             if tag == Tag.BATCH:
-                self._batch(decode_batch(body))
+                self._batch(check_batch(body))
                 return
             message = decode(tag, body)
         except BadFrame as error:
@@ -279,68 +283,63 @@ class Reader:
         elif isinstance(message, Takeover) and message.shard == lane:
             self._on_takeover(message.shard, message.epoch)
         else:
+            named = () if isinstance(message, Handover) else (message.route,)
             stray = f"a {Tag(tag).name} frame does not belong on an egress ring"
-            routes = () if isinstance(message, Handover) else (message.route,)
-            self._bad_frame(lane, BadFrame(stray, routes))
+            self._bad_frame(lane, BadFrame(stray, named))
 
-    def _batch(self, batch: Batch) -> None:
-        """Deliver each row. The loop is the reader's whole cost: lists once per frame, slices per row."""
-        if batch.text is None or batch.text_lens is None:
-            raise BadFrame("a BATCH without text does not belong on an egress ring", _routes(batch))
-        find, wakes, stamp = self._live.get, self._wakes, batch.stamp_ns
-        text, ids = batch.text, batch.ids.tobytes()
-        finishes: dict[int, FinishReason] = dict(batch.finishes)
-        columns = columns_of(batch) if batch.families else {}
-        special = finishes.keys() | columns.keys()
-        row, text_end, ids_end, refused, fold_at = -1, 0, 0, 0, FOLD_AT
-        for route, first, generated, prompt_tokens, count, length in zip(
-            batch.routes.tolist(),
-            batch.first.tolist(),
-            batch.generated.tolist(),
-            batch.prompt_tokens.tolist(),
-            batch.counts.tolist(),
-            batch.text_lens.tolist(),
-            strict=True,
-        ):
-            row += 1
-            text_start, text_end = text_end, text_end + length
-            ids_start, ids_end = ids_end, ids_end + 4 * count
-            live = find(route)
-            if live is None or first != live.next:
-                refused += 1
-                self._unexpected(live, route, first, generated)
-                continue
-            row_ids = ids[ids_start:ids_end]
-            event = ChunkEvent(text[text_start:text_end], row_ids, first, generated, prompt_tokens, stamp)
-            channel = live.channel
-            sent = channel.sent + length + 4 * count
-            if row in special:
-                event.finish = finishes.get(row)
-                event.columns = columns.get(row)
-                if event.columns is not None:
-                    columns_size = event.columns.size
-                    sent += columns_size
-                    live.columns_bytes += columns_size
-            if sent > channel.limit and not self._fits(live, sent - channel.sent):
-                refused += 1
-                continue
-            # Channel.push, in line: a call per row is a fifth of the loop.
-            channel.sent = sent
-            fresh = channel.fresh
-            fresh.append(event)
-            if len(fresh) > fold_at:
-                channel.try_fold()
-            waiter = channel.waiter
-            if waiter is not None and not waiter.marked:
-                waiter.marked = True
-                wakes.append(waiter)
-            live.next = first + generated
-            live.ids += row_ids
-            if row in special and event.finish is not None:
-                channel.ended = True
-                self._end(live, "stop found by its shard" if row in batch.ended else None)
-        self._stats.rows += row + 1
-        self._stats.delivered += row + 1 - refused
+    def _batch(self, step: Checked) -> None:
+        """Deliver each row: the usual ones in the C core, all others in `odd`, in order."""
+        if step.text_at is None:
+            raise BadFrame("a BATCH without text does not belong on an egress ring", _routes(step))
+        finishes: dict[int, FinishReason] = dict(step.finishes)
+        columns = columns_of(step.families, step.texts) if step.families else {}
+        odd_delivered = 0
+
+        def odd(row: int, route: int, live: Live | None, event: ChunkEvent) -> None:
+            nonlocal odd_delivered
+            if live is None or event.first != live.next:
+                self._unexpected(live, route, event.first, event.generated)
+                return
+            event.finish = finishes.get(row)
+            event.columns = columns.get(row)
+            odd_delivered += self._deliver(
+                live, event, "stop found by its shard" if row in step.ended else None
+            )
+
+        delivered = deliver(
+            self._live,
+            step.raw,
+            step.layout(),
+            step.stamp_ns,
+            dict.fromkeys(finishes.keys() | columns.keys()) or None,
+            FOLD_AT,
+            self._wakes,
+            odd,
+        )
+        self._stats.rows += step.rows
+        self._stats.delivered += delivered + odd_delivered
+
+    def _deliver(self, live: Live, event: ChunkEvent, abort: str | None) -> bool:
+        """Deliver an event that may be the last one, have columns, or not fit; False when it was refused.
+
+        `abort` is for a last one that the scheduler does not know to be that.
+        """
+        columns_bytes = 0 if event.columns is None else event.columns.size
+        size = len(event.text_utf8) + len(event.ids_raw) + columns_bytes
+        try:
+            waiter = live.channel.push(event, size)
+        except (SinkFull, SinkClosed) as error:
+            self._refused(live, error)
+            return False
+        if waiter is not None:
+            self._wakes.append(waiter)
+        live.columns_bytes += columns_bytes
+        live.next = event.first + event.generated
+        live.ids.extend(event.ids_raw)
+        if event.finish is not None:
+            live.channel.ended = True
+            self._end(live, abort)
+        return True
 
     def _result(self, message: Result) -> None:
         live = self._live.get(message.route)
@@ -388,15 +387,6 @@ class Reader:
             message = f"a row from token {first} on came where one from {live.next} on was expected"
             log.error("gap in %s: %s", format_route(route), message)
             self._fail_live(live, Error(500, "gap", message), "gap")
-
-    def _fits(self, live: Live, size: int) -> bool:
-        """Whether a sink takes an item above its limit; if not, the request has ended."""
-        try:
-            live.channel.check(size)
-        except (SinkFull, SinkClosed) as error:
-            self._refused(live, error)
-            return False
-        return True
 
     def _refused(self, live: Live, error: SinkFull | SinkClosed) -> None:
         """The sink took no more."""
@@ -472,5 +462,5 @@ def _corrupt_lane(shard: int) -> Error:
     )
 
 
-def _routes(batch: Batch) -> tuple[int, ...]:
-    return tuple(batch.routes.tolist())
+def _routes(step: Checked) -> tuple[int, ...]:
+    return tuple(step.routes().tolist())

@@ -139,3 +139,5 @@ int ring_consumer_stats(const ring *r, uint32_t index, consumer_stats *out);
 
 /* The check over a BATCH body, see check.h. `seed` is its header_len. Safe on any bytes. */
 uint64_t outfeed_check(const uint8_t *data, size_t size, uint64_t seed);
+/* The sum of `count` u32 at offset `at`; UINT64_MAX when they are not within `size`. */
+uint64_t outfeed_sum_u32(const uint8_t *data, size_t size, size_t at, size_t count);

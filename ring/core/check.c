@@ -5,3 +5,16 @@ uint64_t outfeed_check(const uint8_t *data, size_t size, uint64_t seed)
 {
     return outfeed_check_bytes(data, size, seed);
 }
+
+uint64_t outfeed_sum_u32(const uint8_t *data, size_t size, size_t at, size_t count)
+{
+    uint64_t sum = 0;
+    if (at > size || count > (size - at) / 4)
+        return UINT64_MAX;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t value;
+        memcpy(&value, data + at + 4 * i, sizeof value);
+        sum += value;
+    }
+    return sum;
+}

@@ -337,7 +337,7 @@ def test_one_call_into_the_loop_for_a_whole_drain() -> None:
         while thread.is_alive():
             await asyncio.sleep(0.001)
         loop.call_soon_threadsafe = original  # type: ignore[method-assign]
-        assert all(isinstance(item, Frame) for item in await asyncio.gather(*tasks))
+        assert all(isinstance(item, Frame) for item in await asyncio.wait_for(asyncio.gather(*tasks), 30))
 
     asyncio.run(story())
     assert calls == 1

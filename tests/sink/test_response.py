@@ -21,7 +21,8 @@ def events(*rows: Row) -> list[ChunkEvent]:
     """The rows as events of one request."""
     found = []
     for row in rows:
-        columns = columns_of(decode_batch(Step(7, [row], True).encode())).get(0)
+        batch = decode_batch(Step(7, [row], True).encode())
+        columns = columns_of(batch.families, batch.texts).get(0)
         finish = None if row.finish is None else FinishReason(row.finish)
         ids = np.array(row.ids, "<i4").tobytes()
         event = ChunkEvent(

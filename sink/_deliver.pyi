@@ -1,0 +1,63 @@
+"""The reader's loop over a step's rows, built from core/deliver.c."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..ring.finish import FinishReason
+from .columns import Columns
+
+class Event:
+    text_utf8: bytes
+    ids_raw: bytes
+    first: int
+    generated: int
+    prompt_tokens: int
+    stamp_ns: int
+    finish: FinishReason | None
+    columns: Columns | None
+    def __init__(
+        self,
+        text_utf8: bytes,
+        ids_raw: bytes,
+        first: int,
+        generated: int,
+        prompt_tokens: int,
+        stamp_ns: int,
+        finish: FinishReason | None = None,
+        columns: Columns | None = None,
+    ) -> None: ...
+
+class ChannelFields:
+    fresh: list[Any]
+    folded: Any
+    waiter: Any
+    on_gone: Any
+    capacity: int
+    sent: int
+    taken: int
+    freed: int
+    limit: int
+    received: int
+    merged: int
+    folding: bool
+    gone: bool
+    ended: bool
+    def take_one(self) -> Any: ...
+
+class LiveFields:
+    channel: Any
+    ids: bytearray
+    next: int
+    def __init__(self, channel: Any) -> None: ...
+
+def deliver(
+    table: dict[int, Any],
+    body: bytes,
+    layout: tuple[int, ...],
+    stamp_ns: int,
+    special: dict[int, None] | None,
+    fold_at: int,
+    wakes: list[Any],
+    odd: Callable[[int, int, Any, Any], object],
+) -> int: ...
+def bind(event: type, frame: type, done: type) -> None: ...

@@ -1,0 +1,484 @@
+/* The reader's loop over a step's rows, and what it touches: outfeed.sink._deliver.
+ *
+ * Per token the reader does a table look-up, two comparisons, two copies and an append. In Python that is most
+ * of a gateway's GIL time; here it is a tenth of a microsecond. This file does the usual row only. A row that is
+ * late, doubled, behind a gap, the last one, with columns, or too much for its sink goes to the `odd` callback,
+ * and so do all decisions: Python has the rules (sink/reader.py, sink/channel.py).
+ *
+ * The GIL is the lock: nothing here gives it up except where it calls Python, and then what was read before is
+ * read again. Offsets are those of a body that ring/batch.py has checked; each row is checked against its
+ * columns once more all the same, for a wrong number here would be a read outside the body.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <structmember.h>
+
+/* Set once by bind(): the Python classes this file makes. */
+static PyObject *event_type, *frame_type, *done_type, *name_marked;
+
+static void drop(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+/* ── Event: a row's own bytes and numbers ─────────────────────────────────────────────────────────── */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *text_utf8, *ids_raw, *finish, *columns;
+    unsigned long long first, generated, prompt_tokens, stamp_ns;
+} Event;
+
+static PyMemberDef event_members[] = {
+    {"text_utf8", T_OBJECT_EX, offsetof(Event, text_utf8), 0, NULL},
+    {"ids_raw", T_OBJECT_EX, offsetof(Event, ids_raw), 0, NULL},
+    {"finish", T_OBJECT, offsetof(Event, finish), 0, NULL},
+    {"columns", T_OBJECT, offsetof(Event, columns), 0, NULL},
+    {"first", T_ULONGLONG, offsetof(Event, first), 0, NULL},
+    {"generated", T_ULONGLONG, offsetof(Event, generated), 0, NULL},
+    {"prompt_tokens", T_ULONGLONG, offsetof(Event, prompt_tokens), 0, NULL},
+    {"stamp_ns", T_ULONGLONG, offsetof(Event, stamp_ns), 0, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+static int event_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"text_utf8",     "ids_raw",  "first",  "generated",
+                            "prompt_tokens", "stamp_ns", "finish", "columns", NULL};
+    Event *self = (Event *)object;
+    PyObject *text, *ids, *finish = Py_None, *columns = Py_None, *numbers[4];
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "SSOOOO|OO:ChunkEvent", names, &text, &ids, &numbers[0],
+                                     &numbers[1], &numbers[2], &numbers[3], &finish, &columns))
+        return -1;
+    unsigned long long values[4];
+    for (int i = 0; i < 4; i++) {
+        values[i] = PyLong_AsUnsignedLongLong(numbers[i]);
+        if (values[i] == (unsigned long long)-1 && PyErr_Occurred()) return -1;
+    }
+    PyObject *old[4] = {self->text_utf8, self->ids_raw, self->finish, self->columns};
+    self->text_utf8 = Py_NewRef(text);
+    self->ids_raw = Py_NewRef(ids);
+    self->finish = Py_NewRef(finish);
+    self->columns = Py_NewRef(columns);
+    self->first = values[0];
+    self->generated = values[1];
+    self->prompt_tokens = values[2];
+    self->stamp_ns = values[3];
+    for (int i = 0; i < 4; i++) Py_XDECREF(old[i]);
+    return 0;
+}
+
+static void event_dealloc(PyObject *object)
+{
+    Event *self = (Event *)object;
+    Py_XDECREF(self->text_utf8);
+    Py_XDECREF(self->ids_raw);
+    Py_XDECREF(self->finish);
+    Py_XDECREF(self->columns);
+    drop(object);
+}
+
+/* Not a garbage-collected type: nothing an event holds can lead back to it. */
+static PyType_Slot event_slots[] = {{Py_tp_init, event_init},
+                                    {Py_tp_dealloc, event_dealloc},
+                                    {Py_tp_members, event_members},
+                                    {Py_tp_doc, "A run of output tokens; ChunkEvent is its public face."},
+                                    {0, NULL}};
+static PyType_Spec event_spec = {"outfeed.sink._deliver.Event", sizeof(Event), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, event_slots};
+
+static PyObject *new_event(const uint8_t *text, Py_ssize_t text_size, const uint8_t *ids, Py_ssize_t ids_size,
+                           uint32_t first, uint32_t generated, uint32_t prompt_tokens, uint64_t stamp_ns)
+{
+    Event *event = (Event *)PyType_GenericAlloc((PyTypeObject *)event_type, 0);
+    if (event == NULL) return NULL;
+    event->text_utf8 = PyBytes_FromStringAndSize((const char *)text, text_size);
+    event->ids_raw = PyBytes_FromStringAndSize((const char *)ids, ids_size);
+    event->finish = Py_NewRef(Py_None);
+    event->columns = Py_NewRef(Py_None);
+    event->first = first;
+    event->generated = generated;
+    event->prompt_tokens = prompt_tokens;
+    event->stamp_ns = stamp_ns;
+    if (event->text_utf8 == NULL || event->ids_raw == NULL) {
+        Py_DECREF(event);
+        return NULL;
+    }
+    return (PyObject *)event;
+}
+
+/* ── Channel: what the two ends of a sink share ───────────────────────────────────────────────────── */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *fresh; /* list of items, oldest first */
+    PyObject *folded, *waiter, *on_gone;
+    long long capacity, sent, taken, freed, limit, received, merged;
+    char folding, gone, ended;
+} Channel;
+
+static PyMemberDef channel_members[] = {
+    {"fresh", T_OBJECT_EX, offsetof(Channel, fresh), READONLY, NULL},
+    {"folded", T_OBJECT, offsetof(Channel, folded), 0, NULL},
+    {"waiter", T_OBJECT, offsetof(Channel, waiter), 0, NULL},
+    {"on_gone", T_OBJECT, offsetof(Channel, on_gone), 0, NULL},
+    {"capacity", T_LONGLONG, offsetof(Channel, capacity), 0, NULL},
+    {"sent", T_LONGLONG, offsetof(Channel, sent), 0, NULL},
+    {"taken", T_LONGLONG, offsetof(Channel, taken), 0, NULL},
+    {"freed", T_LONGLONG, offsetof(Channel, freed), 0, NULL},
+    {"limit", T_LONGLONG, offsetof(Channel, limit), 0, NULL},
+    {"received", T_LONGLONG, offsetof(Channel, received), 0, NULL},
+    {"merged", T_LONGLONG, offsetof(Channel, merged), 0, NULL},
+    {"folding", T_BOOL, offsetof(Channel, folding), 0, NULL},
+    {"gone", T_BOOL, offsetof(Channel, gone), 0, NULL},
+    {"ended", T_BOOL, offsetof(Channel, ended), 0, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args, (void)kwargs;
+    Channel *self = (Channel *)PyType_GenericAlloc(type, 0);
+    if (self == NULL) return NULL;
+    self->fresh = PyList_New(0);
+    self->folded = Py_NewRef(Py_None);
+    self->waiter = Py_NewRef(Py_None);
+    self->on_gone = Py_NewRef(Py_None);
+    if (self->fresh == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int channel_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Channel *self = (Channel *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->fresh);
+    Py_VISIT(self->folded);
+    Py_VISIT(self->waiter);
+    Py_VISIT(self->on_gone);
+    return 0;
+}
+
+/* Only what can lead back here; `fresh` holds items, which cannot, and is relied upon to be there. */
+static int channel_clear(PyObject *object)
+{
+    Channel *self = (Channel *)object;
+    Py_CLEAR(self->waiter);
+    Py_CLEAR(self->on_gone);
+    return 0;
+}
+
+static void channel_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    channel_clear(object);
+    Py_CLEAR(((Channel *)object)->fresh);
+    Py_CLEAR(((Channel *)object)->folded);
+    drop(object);
+}
+
+/* take_one(): the usual case of taking an item. None: nothing waits. False: not the usual case, use take(). */
+static PyObject *channel_take_one(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Channel *self = (Channel *)object;
+    if (self->folding || (self->folded != NULL && self->folded != Py_None)) Py_RETURN_FALSE;
+    Py_ssize_t waiting = PyList_Size(self->fresh);
+    if (waiting < 0) return NULL;
+    if (waiting == 0) Py_RETURN_NONE;
+    PyObject *item = PyList_GetItem(self->fresh, 0);
+    if (item == NULL) return NULL;
+    if (waiting != 1 || Py_TYPE(item) != (PyTypeObject *)event_type) Py_RETURN_FALSE;
+    Event *event = (Event *)item;
+    if (event->columns != Py_None) Py_RETURN_FALSE;
+    Py_INCREF(item);
+    PyObject *wrapped =
+        PyObject_CallFunctionObjArgs(event->finish == Py_None ? frame_type : done_type, item, NULL);
+    Py_DECREF(item); /* `wrapped` has it */
+    if (wrapped == NULL) return NULL;
+    /* The call above may have let another thread in: take it only if it is still there, still first. */
+    if (self->folding || PyList_Size(self->fresh) < 1 || PyList_GetItem(self->fresh, 0) != item) {
+        Py_DECREF(wrapped);
+        Py_RETURN_FALSE;
+    }
+    self->taken += PyBytes_Size(event->text_utf8) + PyBytes_Size(event->ids_raw);
+    self->limit = self->gone ? -1 : self->capacity + self->taken + self->freed;
+    self->received++;
+    if (PyList_SetSlice(self->fresh, 0, 1, NULL) != 0) {
+        Py_DECREF(wrapped);
+        return NULL;
+    }
+    return wrapped;
+}
+
+static PyMethodDef channel_methods[] = {
+    {"take_one", channel_take_one, METH_NOARGS, "Take the one event that waits; None: none does; False: use take()."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot channel_slots[] = {
+    {Py_tp_new, channel_new},           {Py_tp_dealloc, channel_dealloc}, {Py_tp_traverse, channel_traverse},
+    {Py_tp_clear, channel_clear},       {Py_tp_members, channel_members}, {Py_tp_methods, channel_methods},
+    {Py_tp_doc, "Channel's fields."}, {0, NULL}};
+static PyType_Spec channel_spec = {"outfeed.sink._deliver.ChannelFields", sizeof(Channel), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, channel_slots};
+
+/* ── Live: a request in the reader's table ────────────────────────────────────────────────────────── */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *channel; /* a Channel, set once */
+    PyObject *ids;     /* bytearray */
+    unsigned long long next;
+} Live;
+
+static PyMemberDef live_members[] = {{"channel", T_OBJECT_EX, offsetof(Live, channel), READONLY, NULL},
+                                     {"ids", T_OBJECT_EX, offsetof(Live, ids), READONLY, NULL},
+                                     {"next", T_ULONGLONG, offsetof(Live, next), 0, NULL},
+                                     {NULL, 0, 0, 0, NULL}};
+
+static PyTypeObject *channel_base;
+
+static int live_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"channel", NULL};
+    Live *self = (Live *)object;
+    PyObject *channel;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Live", names, channel_base, &channel)) return -1;
+    if (self->channel != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a Live keeps the channel it was made with");
+        return -1;
+    }
+    self->ids = PyByteArray_FromStringAndSize(NULL, 0);
+    if (self->ids == NULL) return -1;
+    self->channel = Py_NewRef(channel);
+    return 0;
+}
+
+static int live_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((Live *)object)->channel);
+    return 0;
+}
+
+static void live_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    Py_CLEAR(((Live *)object)->channel);
+    Py_CLEAR(((Live *)object)->ids);
+    drop(object);
+}
+
+/* No tp_clear: every cycle through a Live goes through its channel's on_gone or the table, which are cleared. */
+static PyType_Slot live_slots[] = {{Py_tp_init, live_init},         {Py_tp_dealloc, live_dealloc},
+                                   {Py_tp_traverse, live_traverse}, {Py_tp_members, live_members},
+                                   {Py_tp_doc, "Live's fields."},   {0, NULL}};
+static PyType_Spec live_spec = {"outfeed.sink._deliver.LiveFields", sizeof(Live), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, live_slots};
+static PyTypeObject *live_base;
+
+/* ── deliver ──────────────────────────────────────────────────────────────────────────────────────── */
+
+typedef struct {
+    const uint8_t *body;
+    Py_ssize_t rows, routes, first, counts, prompt_tokens, ids, generated, text_lens, text, end;
+} layout;
+
+static uint32_t u32_at(const uint8_t *body, Py_ssize_t column, Py_ssize_t row)
+{
+    uint32_t value;
+    memcpy(&value, body + column + 4 * row, 4);
+    return value;
+}
+
+/* Whether every column lies within the body, in the order that deliver() walks them. */
+static int layout_fits(const layout *l, Py_ssize_t size)
+{
+    Py_ssize_t most = (Py_ssize_t)1 << 40;
+    return l->rows >= 0 && l->rows < (1 << 21) && size < most && l->routes >= 0 && l->routes <= size &&
+           l->first - l->routes == 8 * l->rows && l->counts - l->first == 4 * l->rows &&
+           l->prompt_tokens - l->counts == 4 * l->rows && l->ids - l->prompt_tokens == 4 * l->rows &&
+           l->generated >= l->ids && l->text_lens - l->generated == 4 * l->rows &&
+           l->text - l->text_lens == 4 * l->rows && l->end >= l->text && l->end <= size;
+}
+
+/* Append to a live request's ids; they are what a RESTORE will say was delivered. */
+static int append_ids(PyObject *bytearray, const uint8_t *ids, Py_ssize_t size)
+{
+    Py_ssize_t had = PyByteArray_Size(bytearray);
+    if (size == 0) return 0;
+    if (PyByteArray_Resize(bytearray, had + size) != 0) return -1;
+    memcpy(PyByteArray_AsString(bytearray) + had, ids, (size_t)size);
+    return 0;
+}
+
+/* Mark a channel's waiter and list it for waking, once until it has been fired. */
+static int mark_waiter(Channel *channel, PyObject *wakes)
+{
+    PyObject *waiter = channel->waiter;
+    if (waiter == NULL || waiter == Py_None) return 0;
+    Py_INCREF(waiter);
+    PyObject *marked = PyObject_GetAttr(waiter, name_marked);
+    int failed = marked == NULL;
+    if (marked == Py_False) failed = PyObject_SetAttr(waiter, name_marked, Py_True) != 0 || PyList_Append(wakes, waiter) != 0;
+    Py_XDECREF(marked);
+    Py_DECREF(waiter);
+    return failed ? -1 : 0;
+}
+
+/* The usual row. 1: delivered. 0: not usual. -1: an exception. */
+static int deliver_row(Live *live, PyObject *event, Py_ssize_t size, uint32_t first, uint32_t generated,
+                       Py_ssize_t fold_at, PyObject *wakes)
+{
+    Channel *channel = (Channel *)live->channel;
+    if (channel == NULL) return 0; /* made without __init__ */
+    long long sent = channel->sent + size;
+    if (live->next != first || sent > channel->limit || channel->ended) return 0;
+    Event *made = (Event *)event;
+    if (append_ids(live->ids, (const uint8_t *)PyBytes_AsString(made->ids_raw), PyBytes_Size(made->ids_raw)) != 0)
+        return -1;
+    if (PyList_Append(channel->fresh, event) != 0) return -1;
+    channel->sent = sent;
+    live->next = (unsigned long long)first + generated;
+    if (PyList_Size(channel->fresh) > fold_at) {
+        PyObject *done = PyObject_CallMethod((PyObject *)channel, "try_fold", NULL);
+        if (done == NULL) return -1;
+        Py_DECREF(done);
+    }
+    return mark_waiter(channel, wakes) == 0 ? 1 : -1;
+}
+
+/* deliver(table, body, layout, stamp_ns, special, fold_at, wakes, odd) -> rows delivered here.
+ *
+ * table: {route: Live}. layout: offsets of routes, first, counts, prompt_tokens, ids, generated, text_lens,
+ * text and its end, after the number of rows. special: a dict with the rows that go to `odd` in any case, or
+ * None. odd(row, route, live | None, event) is called for every row that is not usual, in order. */
+static PyObject *deliver(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *table, *body, *special, *wakes, *odd;
+    layout l;
+    unsigned long long stamp_ns;
+    Py_ssize_t fold_at;
+    if (!PyArg_ParseTuple(args, "O!S(nnnnnnnnnn)KOnO!O:deliver", &PyDict_Type, &table, &body, &l.rows, &l.routes,
+                          &l.first, &l.counts, &l.prompt_tokens, &l.ids, &l.generated, &l.text_lens, &l.text, &l.end,
+                          &stamp_ns, &special, &fold_at, &PyList_Type, &wakes, &odd))
+        return NULL;
+    l.body = (const uint8_t *)PyBytes_AsString(body);
+    if (event_type == NULL || !layout_fits(&l, PyBytes_Size(body))) {
+        PyErr_SetString(PyExc_ValueError, "deliver: not bound, or a layout that does not fit its body");
+        return NULL;
+    }
+    Py_ssize_t text = l.text, ids = l.ids, delivered = 0;
+    for (Py_ssize_t row = 0; row < l.rows; row++) {
+        uint64_t route;
+        memcpy(&route, l.body + l.routes + 8 * row, 8);
+        uint32_t first = u32_at(l.body, l.first, row), generated = u32_at(l.body, l.generated, row);
+        Py_ssize_t ids_size = 4 * (Py_ssize_t)u32_at(l.body, l.counts, row);
+        Py_ssize_t text_size = u32_at(l.body, l.text_lens, row);
+        if (ids_size > l.generated - ids || text_size > l.end - text) {
+            PyErr_Format(PyExc_ValueError, "deliver: row %zd runs past its columns", row);
+            return NULL;
+        }
+        PyObject *key = PyLong_FromUnsignedLongLong(route);
+        PyObject *event = new_event(l.body + text, text_size, l.body + ids, ids_size, first, generated,
+                                    u32_at(l.body, l.prompt_tokens, row), stamp_ns);
+        text += text_size, ids += ids_size;
+        PyObject *live = key == NULL || event == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(table, key));
+        int usual = PyErr_Occurred() ? -1 : 0;
+        if (usual == 0 && live != NULL && PyObject_TypeCheck(live, live_base)) {
+            int is_special = 0;
+            if (special != Py_None) {
+                PyObject *index = PyLong_FromSsize_t(row);
+                is_special = index == NULL ? -1 : PyDict_Contains(special, index);
+                Py_XDECREF(index);
+            }
+            usual = is_special < 0 ? -1
+                    : is_special   ? 0
+                                   : deliver_row((Live *)live, event, text_size + ids_size, first, generated, fold_at, wakes);
+        }
+        if (usual == 0) {
+            PyObject *index = PyLong_FromSsize_t(row);
+            PyObject *answer =
+                index == NULL ? NULL
+                              : PyObject_CallFunctionObjArgs(odd, index, key, live == NULL ? Py_None : live, event, NULL);
+            Py_XDECREF(index);
+            Py_XDECREF(answer);
+            if (answer == NULL) usual = -1;
+        }
+        Py_XDECREF(live);
+        Py_XDECREF(event);
+        Py_XDECREF(key);
+        if (usual < 0) return NULL;
+        delivered += usual;
+    }
+    return PyLong_FromSsize_t(delivered);
+}
+
+static void set(PyObject **place, PyObject *value)
+{
+    PyObject *old = *place;
+    *place = Py_NewRef(value);
+    Py_XDECREF(old);
+}
+
+/* bind(ChunkEvent, Frame, Done): the classes to make events and items of. */
+static PyObject *bind(PyObject *module, PyObject *args)
+{
+    PyObject *event, *frame, *done;
+    if (!PyArg_ParseTuple(args, "O!OO:bind", &PyType_Type, &event, &frame, &done)) return NULL;
+    PyObject *base = PyObject_GetAttrString(module, "Event");
+    int fits = base == NULL ? -1 : PyObject_IsSubclass(event, base);
+    Py_XDECREF(base);
+    if (fits <= 0) {
+        if (fits == 0) PyErr_SetString(PyExc_TypeError, "bind: the event class is not an Event");
+        return NULL;
+    }
+    set(&event_type, event);
+    set(&frame_type, frame);
+    set(&done_type, done);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"deliver", deliver, METH_VARARGS, "Deliver a checked step's usual rows; the others go to `odd`."},
+    {"bind", bind, METH_VARARGS, "Say which classes events and items are."},
+    {NULL, NULL, 0, NULL}};
+
+static int add_type(PyObject *module, PyType_Spec *spec, const char *name, PyTypeObject **out)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    if (type == NULL) return -1;
+    if (out != NULL) *out = (PyTypeObject *)Py_NewRef(type);
+    if (PyModule_AddObject(module, name, type) != 0) {
+        Py_DECREF(type);
+        return -1;
+    }
+    return 0;
+}
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "outfeed.sink._deliver", "The reader's loop over a step's rows.", -1, methods, NULL, NULL,
+    NULL, NULL};
+
+PyMODINIT_FUNC PyInit__deliver(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL) return NULL;
+    name_marked = PyUnicode_InternFromString("marked");
+    if (name_marked == NULL || add_type(module, &event_spec, "Event", NULL) != 0 ||
+        add_type(module, &channel_spec, "ChannelFields", &channel_base) != 0 ||
+        add_type(module, &live_spec, "LiveFields", &live_base) != 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}
