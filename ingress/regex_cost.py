@@ -102,6 +102,8 @@ class _Analysis:
         self.enough = float(UNLIMITED)
         """A trail as long as this need not be followed further."""
         self.sure = self._cannot_fail()
+        self.again = self._in_hub_loops() if self.sure else set()
+        """Positions that one way can come to again and again."""
         self.extra: dict[int, float] = {}
         """What a position bears of the cost of its loops' hubs."""
         self.shared = self._shared_hubs()
@@ -157,6 +159,15 @@ class _Analysis:
 
     def _returns(self, node: int) -> bool:
         return any(edge[0] == node for edge in self.graph.preds[node])
+
+    def _in_hub_loops(self) -> set[int]:
+        """Return the nodes on a loop through a hub, sure ones too."""
+        if not self.graph.cyclic:
+            return set()
+        sure, self.sure = self.sure, set()
+        components = self._components()
+        self.sure = sure
+        return {node for nodes in components if len(nodes) > 1 or self._returns(nodes[0]) for node in nodes}
 
     def _components(self) -> list[list[int]]:
         """Return the strongly connected components, predecessors first, without the sure positions' loops."""
@@ -272,11 +283,9 @@ class _Analysis:
             return cells[0][1]
         most: Poly = ()
         for _, poly in cells:
-            if len(poly) > 1:
-                # What happens once, at one place, is at most as much at each: then it adds nothing.
-                poly = (0.0, poly[0] + poly[1], *poly[2:])
             most = _max(most, poly)
-        if len(most) > 1 and most[0] <= most[1]:
+        if len(most) > 1 and most[0] and max(sum(poly[:2]) for _, poly in cells) <= most[1]:
+            # What happens once, at one place, adds nothing where each place is counted for as much.
             most = (0.0, *most[1:])
         if any(x > MAX_COUNT for x in most):
             raise Explosive(f"there are over {MAX_COUNT:.0e} ways to be at one place")
@@ -292,8 +301,10 @@ class _Analysis:
             return
         least, most = graph.least[node], graph.most[node]
         if node in self.sure:
-            once: Poly = (0.0, 1.0) if most == UNLIMITED or graph.cyclic else (float(min(most, 1 << 20)),)
-            self.held[node] = self.left[node] = once
+            again = node in self.again
+            self.held[node] = (0.0, 1.0) if most == UNLIMITED or again else (float(min(most, 1 << 20)),)
+            # It is left for good, once; in a loop through a hub perhaps to come back.
+            self.left[node] = (0.0, 1.0) if again else (1.0,)
             return
         run = graph.runs.get(node)
         into = self._into(graph.preds[node], high if run is None else run[0])
@@ -306,6 +317,8 @@ class _Analysis:
         if most != UNLIMITED and most - least + 1 < min(overlap, most):
             # Each way in leaves after least..most characters, so few leave at one place.
             self.left[node] = _times(into, float(most - least + 1))
+        elif most != UNLIMITED:
+            self.left[node] = (min(held[0], into[0] * (most - least + 1)), *held[1:])
         else:
             self.left[node] = held
         if most == least and any(edge[0] == node and edge[3] for edge in graph.final):
@@ -326,7 +339,9 @@ class _Analysis:
     def _overlap(self, node: int, high: Mask) -> float:
         """Bound how many places apart two ways can enter a loop over `high` and both still be in it."""
         self.enough = float(self.graph.most[node])
-        return 1.0 + self._trail(self.graph.preds[node], high, high, {}, node)
+        # A counted repeat is entered at its required part, and at its optional part just so much later.
+        entered = self.graph.halves.get(node, node)
+        return 1.0 + self._trail(self.graph.preds[entered], high, high, {}, node)
 
     def _trail(self, front: Front, next_high: Mask, high: Mask, seen: dict[int, float], loop: int) -> float:
         """Return the longest run of characters of `high` with which one can come to a front."""
@@ -455,10 +470,17 @@ class _Analysis:
             if high > 0 and node:
                 if node in self.sure:
                     # One way, at one position at a time: only the dearest counts.
-                    alone = max(alone, graph.scan[node] + spent)
+                    own = graph.scan[node] + sum(graph.run_costs.get(node, ()))
+                    again = node in self.again
+                    alone = max(alone, own + (spent if again else 0.0))
+                    if not again:
+                        bear(self.all, (1.0,), spent)
                     continue
                 run = graph.runs.get(node)
                 bear(high if run is None else run[0], self.held[node], graph.scan[node])
+                if run is not None:
+                    for mask, cost in zip(run, graph.run_costs[node], strict=False):
+                        bear(mask, self.held[node], cost)
                 bear(high, self.left[node], spent + self.extra.get(node, 0.0))
             elif node and node not in self.shared:
                 for mask, poly in self._profile(node):

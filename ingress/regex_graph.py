@@ -25,7 +25,7 @@ from .regex_classes import Alphabet, Class, Mask
 START_NS = 10.0
 LITERAL_NS = 3.0
 LITERAL_TAIL_NS = 1.0
-CLASS_NS = 5.0
+CLASS_NS = 4.5
 CATEGORY_NS = 11.0
 CLASS_ITEM_NS = 5.0
 FOLDED_NS = 12.0
@@ -36,9 +36,10 @@ SCAN_ANY_NS = 1.3
 SCAN_CLASS_NS = 3.3
 SCAN_CATEGORY_NS = 6.0
 REPEAT_ONE_NS = 20.0
-EXIT_NS = 11.0
+EXIT_NS = 9.5
 LAZY_NS = 12.0
-REPEAT_NS = 32.0
+REPEAT_NS = 22.0
+UNTIL_NS = 14.0
 MARK_NS = 4.0
 BRANCH_NS = 12.0
 ALTERNATIVE_NS = 10.0
@@ -91,6 +92,10 @@ class Graph:
     """The same, but only where the last character was one of a mask."""
     runs: dict[int, list[Mask]] = field(default_factory=dict)
     """The classes of a node that stands for several characters in a row; `high` is the last of them."""
+    halves: dict[int, int] = field(default_factory=dict)
+    """The optional part of a counted repeat of one class → its required part."""
+    run_costs: dict[int, list[float]] = field(default_factory=dict)
+    """What testing each of them but the first costs, spent where the one before it was read."""
     width: dict[int, int] = field(default_factory=dict)
     """How many characters, at least, are read between two visits of a loop's hub."""
     final: Front = field(default_factory=list)
@@ -116,8 +121,8 @@ class Builder:
         self._groups: dict[int, tuple[Any, int]] = {}
         self._work = 0
         self._classes: dict[Any, tuple[Class, float, float]] = {}
-        self._tail: Front = []
-        """The way out of the last repeat of one class."""
+        self._tail: tuple[int, ...] = ()
+        """The positions of a repeat of one class, when what comes next follows it directly."""
         self._marks = 0
         self._floor = 1
         self._in_loop = 0
@@ -237,6 +242,7 @@ class Builder:
             if not front:
                 return front
             self._work += 1
+            self._tail = ()
             if op is sre.BRANCH:
                 front = self._branch(av[1], front, flags)
             elif op in _REPEATS:
@@ -296,11 +302,11 @@ class Builder:
 
     def _unit(self, unit: Unit, front: Front, flags: int) -> Front:
         (_, high), test, scan = self._class(unit, flags)
-        if unit[0] is sre.LITERAL and self._tail == front and not flags & sre.SRE_FLAG_IGNORECASE:
+        self._spend(front, test)
+        if self._tail and unit[0] is sre.LITERAL and not flags & sre.SRE_FLAG_IGNORECASE:
             # The engine looks for a literal before it tries what follows a repeat of one class.
-            self._spend(front, LITERAL_TAIL_NS - EXIT_NS)
-        else:
-            self._spend(front, test)
+            self._spend([edge for edge in front if edge[0] in self._tail], LITERAL_TAIL_NS - EXIT_NS - test)
+        self._tail = ()
         if not high:
             return []
         return [(self._new(high, front, 1, 1, scan), 1.0, None, True)]
@@ -318,17 +324,17 @@ class Builder:
             return front
         graph = self.graph
         node = front[0][0]
-        masks, cost = [graph.high[node]], graph.scan[node]
+        masks, costs = [graph.high[node]], []
         for unit in units[1:]:
             self._work += 1
             (_, high), test, _ = self._class(unit, flags)
             if not high:
                 return []
             masks.append(high)
-            cost += test
+            costs.append(test)
         graph.runs[node] = masks
+        graph.run_costs[node] = costs
         graph.high[node] = masks[-1]
-        graph.scan[node] = cost
         return front
 
     def _group(self, av: Any, front: Front, flags: int) -> Front:
@@ -341,6 +347,7 @@ class Builder:
         self._groups[group] = (body, flags)
         front = self._sequence(body.data, front, flags)
         self._spend(front, MARK_NS)
+        self._tail = ()
         return front
 
     def _branch(self, alternatives: Any, front: Front, flags: int) -> Front:
@@ -350,7 +357,9 @@ class Builder:
             first = body.data[0][0] if body.data else None
             if first is not sre.LITERAL and first is not sre.IN:
                 self._spend(front, ALTERNATIVE_NS)
+            self._tail = ()
             ends += self._sequence(body.data, front, flags)
+        self._tail = ()
         return self._merged(ends)
 
     def _mark_cost(self) -> float:
@@ -379,7 +388,8 @@ class Builder:
         if least == 0 and most == 1:
             self._spend(front, REPEAT_NS + self._mark_cost())
             end = self._sequence(body.data, front, flags)
-            self._spend(end, REPEAT_NS)
+            self._spend(end, UNTIL_NS)
+            self._tail = ()
             return self._merged([*front, *end])
         if not unlimited and most <= 16 and most * _size(body) <= WRITTEN_OUT:
             return self._written_out(least, most, body, front, flags)
@@ -408,8 +418,18 @@ class Builder:
             most = UNLIMITED
             least = min(least, 2)
         lazy = op is sre.MIN_REPEAT
+        cost = extra + (LAZY_NS + test if lazy else scan)
         self._spend(front, REPEAT_ONE_NS + test)
-        node = self._new(high, front, least, most, extra + (LAZY_NS + test if lazy else scan))
+        first = 0
+        if least > 1 and not self._in_loop and most > least:
+            # First what must be there, then what may: after the first part the second cannot fail.
+            first = self._new(high, front, least, least, cost)
+            self.graph.spent[first] += EXIT_NS
+            front = [(first, 1.0, None, True)]
+            least, most = 0, most - least if most != UNLIMITED else UNLIMITED
+        node = self._new(high, front, least, most, cost)
+        if first:
+            self.graph.halves[node] = first
         self.graph.spent[node] += EXIT_NS
         guard: Guard = None
         if op is sre.POSSESSIVE_REPEAT and most == UNLIMITED:
@@ -417,8 +437,8 @@ class Builder:
             edge = alphabet.edge
             guard = ((alphabet.all | edge, (alphabet.all & ~low) | edge),)
         end = [(node, 1.0, guard, True)]
-        if not lazy:
-            self._tail = end
+        if not lazy and not extra:
+            self._tail = (node, *[edge[0] for edge in front if self.graph.least[edge[0]] > 1])
         return self._joined(front, end) if least == 0 else end
 
     def _written_out(self, least: int, most: int, body: Any, front: Front, flags: int) -> Front:
@@ -430,7 +450,8 @@ class Builder:
             front = self._merged(self._sequence(body.data, front, flags))
             if not front:
                 break
-        self._spend(front, REPEAT_NS)
+        self._spend(front, UNTIL_NS)
+        self._tail = ()
         return self._merged(end + front)
 
     def _loop(self, least: int, most: int, body: Any, front: Front, flags: int) -> Front:
@@ -451,9 +472,10 @@ class Builder:
         entry = [(source, ways * factor, guard, sure) for source, ways, guard, sure in front]
         end = self._sequence(body.data, [*entry, (hub, 1.0, None, True)], flags)
         end = [edge for edge in end if edge[0] > hub]
-        around = REPEAT_NS + self._mark_cost()
+        around = REPEAT_NS + UNTIL_NS + self._mark_cost()
         self._in_loop -= 1
         self._floor = floor
+        self._tail = ()
         if least > 1:
             # The count may not be reached yet: the match can still fail here.
             end = _doubted(end)
