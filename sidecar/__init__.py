@@ -3,9 +3,31 @@
 Knows the request and step rings. Must not know sinks, HTTP or how a shard decodes.
 """
 
+from ..ring.errors import FrameTooLarge, LaneOwned, RingError, RingFull
+from ..ring.families import Family, Kind, flat_family, hidden_family, ragged_family
 from ..ring.finish import FinishReason
 from ..ring.frames import Abort, Control, Generate
+from ..ring.instance import InstanceGone
 from .port import SchedulerPort
+from .requests import Requests
 from .rows import UnknownRoute
 
-__all__ = ["Abort", "Control", "FinishReason", "Generate", "SchedulerPort", "UnknownRoute"]
+__all__ = [
+    "Abort",
+    "Control",
+    "Family",
+    "FinishReason",
+    "FrameTooLarge",
+    "Generate",
+    "InstanceGone",
+    "Kind",
+    "LaneOwned",
+    "Requests",
+    "RingError",
+    "RingFull",
+    "SchedulerPort",
+    "UnknownRoute",
+    "flat_family",
+    "hidden_family",
+    "ragged_family",
+]

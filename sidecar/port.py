@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from ..ring import Doorbell, wait
 from ..ring.batch import encode_endings
 from ..ring.board import Role, State
-from ..ring.families import Families
+from ..ring.families import Families, Family, Kind
 from ..ring.finish import FinishReason
 from ..ring.frames import (
     TAG_OF,
@@ -47,6 +47,8 @@ NO_ENDINGS: Final = encode_endings(())
 BEAT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 200_000_000
 Finishes = Mapping[int, FinishReason | Mapping[str, Any]]
+Column = Sequence[int] | NDArray[Any] | memoryview
+OptionalColumns = Families | Mapping[Kind, Family | None]
 
 
 class SchedulerPort:
@@ -144,28 +146,39 @@ class SchedulerPort:
         self._consumer.release()
         return wait([self._consumer], timeout)
 
+    def is_live(self, route: int) -> bool:
+        """Whether a request was received (or adopted) and has not ended.
+
+        Raises:
+            UnknownRoute: the number cannot be a route of this instance.
+        """
+        return self._table.is_live(route)
+
     def adopt(self, request: Generate) -> None:
         """Take on a request that another rank received, so that this rank can push its rows."""
         self._table.open(request.route, len(request.input_ids) // 4)
 
     def push_tokens(
         self,
-        routes: ArrayLike,
-        ids: ArrayLike,
-        counts: ArrayLike | None = None,
+        routes: Column,
+        ids: Column,
+        counts: Column | None = None,
         *,
         finishes: Finishes | None = None,
-        families: Families | None = None,
+        families: OptionalColumns | None = None,
         timeout: float = 0.0,
     ) -> None:
         """Hand over one decode step.
 
-        routes: u64[rows], from `recv`. ids: i32[tokens], row after row, matched stop tokens included.
-        counts: u32[rows], tokens of each row; None means one each. finishes: row → finish reason, for rows
-        whose request ends here. families: the optional columns of this step (logprobs, hidden states).
-        Arrays of just these dtypes are not copied on the way; anything else that
-        numpy can turn into them is.
-        timeout: seconds to wait when the step ring is full; 0 does not wait.
+        routes: u64[rows], from `recv`; at most 65,536. ids: i32[tokens], row after row, matched stop tokens
+        included. counts: u32[rows], tokens of each row; None means one each. Contiguous buffers of just these
+        types (numpy, array, memoryview) go into shared memory as they are; any other whole numbers (lists,
+        other dtypes) are turned into them first, and checked for their range.
+        finishes: row → finish reason (the field's mapping, or a FinishReason), for rows whose request ends
+        here; a row may end without a token.
+        families: the optional columns of this step, by `Kind` or all seven in its order, None where absent:
+        log probabilities (natural logarithms), hidden states. docs/scheduler.md has their shapes.
+        timeout: seconds to wait when the step ring is full, at most 3600; 0 does not wait.
 
         Raises:
             RingFull: there was no room within `timeout`; nothing was handed over, push the same again.
@@ -173,12 +186,13 @@ class SchedulerPort:
             UnknownRoute: a row's route was never received; nothing was handed over.
             ValueError: lengths do not match; nothing was handed over.
         """
-        if finishes or families:
-            stamp = self._push_more(routes, ids, counts, finishes or {}, families or (), timeout)
-        else:
-            stamp = self._push(routes, ids, counts, NO_ENDINGS, timeout)
-            if not stamp:  # columns of other types than the C pass takes
-                stamp = self._push_more(routes, ids, counts, {}, (), timeout)
+        ended = _reasons(finishes, len(routes)) if finishes else ()
+        endings = encode_endings(ended) if ended else NO_ENDINGS
+        stamp = 0 if families else self._push(routes, ids, counts, endings, timeout)
+        if not stamp:  # families, or columns of other types than the C pass takes
+            stamp = self._push_converted(routes, ids, counts, ended, families, timeout)
+        if ended:
+            self._table.end_all([int(routes[row]) for row, _ in ended])
         if stamp >= self._beat_due:
             self._beat(stamp)
 
@@ -227,29 +241,26 @@ class SchedulerPort:
     ) -> None:
         self.close()
 
-    def _push_more(
+    def _push_converted(
         self,
-        routes: ArrayLike,
-        ids: ArrayLike,
-        counts: ArrayLike | None,
-        finishes: Finishes,
-        families: Families,
+        routes: Column,
+        ids: Column,
+        counts: Column | None,
+        ended: Sequence[tuple[int, FinishReason]],
+        families: OptionalColumns | None,
         timeout: float,
     ) -> int:
         """Push a step that is not plain arrays alone; return its stamp."""
+        if isinstance(families, Mapping):
+            families = [families.get(kind) for kind in Kind]
         columns = (
             column(routes, np.uint64, "routes"),
             column(ids, np.int32, "ids"),
             None if counts is None else column(counts, np.uint32, "counts"),
         )
-        ended = _reasons(finishes, len(columns[0]))
         if families:
-            stamp = self._steps.push_with_families(*columns, ended, families, timeout)
-        else:
-            stamp = self._push(*columns, encode_endings(ended), timeout)
-        for row, _ in ended:
-            self._table.end(int(columns[0][row]))
-        return stamp
+            return self._steps.push_with_families(*columns, ended, families, timeout)
+        return self._push(*columns, encode_endings(ended), timeout)
 
     def _orphans(self, reader: int) -> list[Abort]:
         """End the live requests of a gateway that is gone; return an Abort for each."""

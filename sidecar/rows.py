@@ -6,6 +6,7 @@ know frames or rings: the port asks it for `first` and prompt tokens and writes 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -72,6 +73,11 @@ class RowTable:
     def end(self, route: int) -> bool:
         """Note that a request has ended. False if it had already, or was never received."""
         return self._known(route, lib.outfeed_rows_end)
+
+    def end_all(self, routes: Iterable[int]) -> None:
+        """Note that requests have ended whose rows were just pushed, so that the table knows them all."""
+        for route in routes:
+            lib.outfeed_rows_end(self._table, route)
 
     def is_live(self, route: int) -> bool:
         """Whether the request was received and has not ended."""

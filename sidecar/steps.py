@@ -5,7 +5,9 @@ Knows the row table and the lane. Must not know requests or when they end.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from array import array
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
@@ -23,6 +25,7 @@ from .rows import RowTable, address
 
 MAX_ROWS: Final = 1 << 16
 """Rows of one step at most, as in core/python/push.c."""
+_CODES: Final[dict[Any, str]] = {np.uint64: "Q", np.uint32: "I", np.int32: "i"}
 _ROWS: Final = -41
 _COUNTS: Final = -42
 
@@ -92,16 +95,25 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArra
     Raises:
         ValueError: naming the column: not one-dimensional, not whole numbers, or out of the type's range.
     """
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}: expected one dimension")
-    if array.dtype == dtype:
-        return np.ascontiguousarray(array)
-    if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"{name} has dtype {array.dtype}: expected whole numbers")
-    narrow = array.astype(dtype)
-    # Equal numbers are not enough across signs: numpy compares i64 -1 with u64 as floats.
-    limits = np.iinfo(dtype)
-    if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
+    if isinstance(values, list | tuple):
+        # What fails here fails again below, where it is said in the words of the column.
+        with contextlib.suppress(TypeError, OverflowError):
+            return np.frombuffer(array(_CODES[dtype], values), dtype)
+    found = np.asarray(values)
+    if found.ndim != 1:
+        raise ValueError(f"{name} has shape {found.shape}: expected one dimension")
+    if found.dtype == dtype:
+        return np.ascontiguousarray(found)
+    if found.size and found.dtype.kind not in "iu":
+        raise ValueError(f"{name} has dtype {found.dtype}: expected whole numbers")
+    narrow = found.astype(dtype)
+    if found.dtype.kind == narrow.dtype.kind:
+        fits = bool((narrow == found).all())
+    else:  # the same bits may be another number, so neither may be negative
+        fits = bool(
+            (narrow.astype(found.dtype) == found).all() and (found >= 0).all() and (narrow >= 0).all()
+        )
+    if not fits:
+        limits = np.iinfo(dtype)
         raise ValueError(f"{name} has a value outside {limits.min}..{limits.max}")
     return narrow

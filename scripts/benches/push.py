@@ -4,7 +4,7 @@ What is timed, for everyone: from a step's token ids in an i32 array, as a sampl
 return, when the step is on its way to another process. One token per row, nobody ends.
 
 - outfeed: `SchedulerPort.push_tokens(routes, ids)` on a real instance's step ring; a shard-like process reads
-  and releases every frame.
+  and releases every frame. Beside it the slower ways in: routes and ids as lists, and a dictionary by rid.
 - zmq_msgpack, zmq_msgspec, zmq_pickle: the message of the field, rids, ids of each row, finish reasons and
   prompt tokens as lists, encoded by the `msgpack` package, by msgspec (the fastest msgpack there is for
   Python) or by pickle 5, and sent by a pyzmq PUSH socket over ipc; a process receives every message.
@@ -35,7 +35,7 @@ from outfeed.ring.board import InstanceConfig, Role
 from outfeed.ring.frames import TAG_OF, Generate, encode
 from outfeed.ring.instance import Instance
 from outfeed.ring.route import make_route
-from outfeed.sidecar import SchedulerPort
+from outfeed.sidecar import Requests, SchedulerPort
 
 ROWS = (1, 16, 256, 4096)
 PROMPT = 100
@@ -84,10 +84,14 @@ class Outfeed:
             gateway.write(TAG_OF[Generate], encode(Generate(route, str(route), bytes(4 * PROMPT), {})))
         received = 0
         while received < rows:
-            received += len(self.port.recv(4096))
+            received += self.receive()
         gateway.close()
         request.close()
         self.routes = np.array(routes, dtype=np.uint64)
+
+    def receive(self) -> int:
+        """Take the requests in."""
+        return len(self.port.recv(4096))
 
     def _read(self) -> None:
         here = Instance.attach(self.instance.name)
@@ -115,6 +119,35 @@ class Outfeed:
         self.step.close()
         self.instance.remove()
         self.instance.close()
+
+
+class OutfeedLists(Outfeed):
+    """The same from lists."""
+
+    def push(self, ids: Ids) -> None:
+        """Lists in, as a scheduler without arrays has them."""
+        self.port.push_tokens(self.listed, ids.tolist())
+
+    def __init__(self, rows: int, tag: str) -> None:
+        super().__init__(rows, tag)
+        self.listed = self.routes.tolist()
+
+
+class OutfeedRids(Outfeed):
+    """The same by rid."""
+
+    def push(self, ids: Ids) -> None:
+        """A dictionary in."""
+        self.by_rid.push({rid: (token,) for rid, token in zip(self.rids, ids.tolist(), strict=True)})
+
+    def receive(self) -> int:
+        """Take the requests in by rid."""
+        self.by_rid = getattr(self, "by_rid", None) or Requests(self.port)
+        return len(self.by_rid.recv(4096))
+
+    def __init__(self, rows: int, tag: str) -> None:
+        super().__init__(rows, tag)
+        self.rids = [str(route) for route in self.routes.tolist()]
 
 
 class Zmq:
@@ -174,6 +207,8 @@ def sides(rows: int, tag: str) -> list[tuple[str, Callable[[], Side]]]:
     packer, encoder = msgpack.Packer(), msgspec.msgpack.Encoder()
     return [
         ("outfeed", lambda: Outfeed(rows, tag)),
+        ("outfeed lists", lambda: OutfeedLists(rows, tag)),
+        ("outfeed rids", lambda: OutfeedRids(rows, tag)),
         ("zmq_msgpack", lambda: Zmq(rows, tag, packer.pack)),
         ("zmq_msgspec", lambda: Zmq(rows, tag, encoder.encode)),
         ("zmq_pickle", lambda: Zmq(rows, tag, _pickled)),
@@ -218,7 +253,7 @@ def run(quick: bool) -> dict[str, Any]:
             value, worst = median(times) / 1e3, sorted(times)[len(times) * 99 // 100] / 1e3
             results.append({"case": case, "impl": impl, "value": round(value, 2), "unit": "us/step"})
             results.append({"case": f"{case} p99", "impl": impl, "value": round(worst, 2), "unit": "us/step"})
-            if impl != "outfeed":
+            if impl.startswith("zmq"):
                 ratios[f"vs_{impl}_{case.removeprefix('rows_')}"] = round(
                     median(times) / median(taken["outfeed"]), 2
                 )

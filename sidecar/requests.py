@@ -1,0 +1,115 @@
+"""A port keyed by rid instead of by route: for a scheduler whose own tables are.
+
+It makes a step's columns from dictionaries, which costs more than the push: some 0.2 us per row.
+Must not know rings: everything goes through the port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ring.finish import FinishReason
+from ..ring.frames import Abort, Control, Generate
+from ..ring.route import format_route
+from .port import OptionalColumns, SchedulerPort
+from .rows import UnknownRoute
+
+REMEMBER: Final = 1 << 16
+Tokens = Sequence[int] | NDArray[Any]
+
+
+class Requests:
+    """The requests of a rank 0 port, by rid. `recv` and `push` in place of the port's.
+
+    Two gateways may have a request of the same rid at the same time, and a client may use a rid again while
+    a step of its first request is still being computed. So a rid is one request's for as long as `remember`
+    further requests have not come: the next request of that rid is handed out as `<rid>@<route>`. That name
+    is the scheduler's alone; the client's answers carry the rid the client chose.
+    """
+
+    def __init__(self, port: SchedulerPort, remember: int = REMEMBER) -> None:
+        if remember < 1:
+            raise ValueError(f"remember {remember}: give at least 1 request")
+        self._port = port
+        self._remember = remember
+        self._routes: dict[str, int] = {}  # oldest first
+        self._rids: dict[int, str] = {}
+
+    def recv(self, limit: int = 1024) -> list[Generate | Abort | Control]:
+        """Return what `SchedulerPort.recv` does, each message with a rid that is its request's alone."""
+        return [
+            msgspec.structs.replace(message, rid=self._rid(message)) for message in self._port.recv(limit)
+        ]
+
+    def route_of(self, rid: str) -> int:
+        """Return a request's route, for `push_result`, `push_error` and whatever else the port does.
+
+        Raises:
+            UnknownRoute: no request of that rid was received, or it ended too long ago.
+        """
+        try:
+            return self._routes[rid]
+        except KeyError:
+            raise UnknownRoute(f"rid {rid!r} was never received: push only rids from recv()") from None
+
+    def push(
+        self,
+        tokens: Mapping[str, Tokens],
+        *,
+        finishes: Mapping[str, FinishReason | Mapping[str, Any]] | None = None,
+        families: OptionalColumns | None = None,
+        timeout: float = 0.0,
+    ) -> None:
+        """Hand over one decode step: rid → token ids, one row each in this order.
+
+        finishes: rid → finish reason. A rid that is in `finishes` alone ends without a further token; its row
+        comes after the others. families and timeout: as for `SchedulerPort.push_tokens`.
+
+        Raises what `push_tokens` does; nothing was handed over then, push the same again.
+        """
+        ended = finishes or {}
+        silent = [rid for rid in ended if rid not in tokens]
+        rows = len(tokens) + len(silent)
+        each = tokens.values()
+        try:
+            routes = np.fromiter(map(self._routes.__getitem__, chain(tokens, silent)), np.uint64, rows)
+        except KeyError as unknown:
+            self.route_of(unknown.args[0])
+            raise
+        row_of = {rid: row for row, rid in enumerate(chain(tokens, silent))} if ended else {}
+        self._port.push_tokens(
+            routes,
+            list(chain.from_iterable(each)),
+            np.fromiter(chain(map(len, each), repeat(0, len(silent))), np.uint32, rows),
+            finishes={row_of[rid]: reason for rid, reason in ended.items()},
+            families=families,
+            timeout=timeout,
+        )
+
+    def _rid(self, message: Generate | Abort | Control) -> str:
+        known = self._rids.get(message.route)
+        if known is not None:
+            return known
+        rid = message.rid
+        while rid in self._routes:
+            rid = f"{rid}@{format_route(message.route)}"
+        self._routes[rid] = message.route
+        self._rids[message.route] = rid
+        if len(self._routes) > self._remember:
+            self._forget_oldest()
+        return rid
+
+    def _forget_oldest(self) -> None:
+        """Forget the oldest request, or move it to the end while it is alive."""
+        rid = next(iter(self._routes))
+        route = self._routes.pop(rid)
+        if self._port.is_live(route):
+            self._routes[rid] = route
+        else:
+            del self._rids[route]

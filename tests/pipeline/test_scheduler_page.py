@@ -1,0 +1,125 @@
+"""The scheduler's page: what it shows is run as it stands there."""
+
+import asyncio
+import itertools
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from outfeed.gateway.front import Front
+from outfeed.ring.board import Role
+from outfeed.ring.frames import TAG_OF, Generate, encode
+from outfeed.ring.instance import Instance, leftovers
+from outfeed.ring.route import make_route
+from outfeed.sidecar import FinishReason, Kind, Requests, SchedulerPort, flat_family, ragged_family
+from outfeed.sink import Done, Error, Frame
+from tokenizers import Tokenizer
+
+from .commands import launched, unique, until
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "scheduler.md"
+NUMBERS = itertools.count()
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def attached(instance: str) -> bool:
+    here = Instance.attach(instance)
+    alive = here.board.row(Role.SCHEDULER).alive
+    here.close()
+    return alive
+
+
+@pytest.fixture
+def served(small_tokenizer: Path, tmp_path: Path) -> Iterator[str]:
+    """An instance that the page's scheduler serves."""
+    instance = unique("page", NUMBERS)
+    script = tmp_path / "scheduler.py"
+    script.write_text(blocks()[0], encoding="utf-8")
+    with launched(instance, "--tokenizer", str(small_tokenizer)) as launcher:
+        scheduler = subprocess.Popen(
+            [sys.executable, str(script), instance], stderr=subprocess.PIPE, text=True
+        )
+        try:
+            until("the scheduler to attach", lambda: scheduler.poll() is not None or attached(instance))
+            assert scheduler.poll() is None, scheduler.communicate()[1]
+            yield instance
+            launcher.send_signal(signal.SIGINT)
+            launcher.wait(60)
+            assert scheduler.wait(60) == 0, "it ends with its instance"
+        finally:
+            scheduler.kill()
+            scheduler.communicate()
+    assert leftovers(instance) == []
+
+
+async def answers(front: Front, body: dict[str, Any]) -> tuple[str, list[int], str]:
+    (stream,) = await front.submit(body)
+    text, ids, reason = "", [], ""
+    async for item in stream:
+        match item:
+            case Frame(event) | Done(event):
+                text += event.text
+                ids += event.ids.tolist()
+                reason = event.finish.type if event.finish else reason
+            case Error():
+                raise AssertionError(item)
+    return text, ids, reason
+
+
+def test_the_page_has_a_complete_scheduler_in_under_60_lines(served: str, small_tokenizer: Path) -> None:
+    assert len(blocks()[0].splitlines()) < 60
+    tokenizer = Tokenizer.from_file(str(small_tokenizer))
+    prompt = tokenizer.encode("The river flows. 川は流れる").ids
+
+    async def ask(front: Front) -> None:
+        body: dict[str, Any] = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 3 * len(prompt)}}
+        text, ids, reason = await answers(front, body)
+        assert (text, ids, reason) == (tokenizer.decode(prompt * 3), prompt * 3, "length")
+        body["sampling_params"] = {"stop_token_ids": [prompt[4]]}
+        assert await answers(front, body) == (tokenizer.decode(prompt[:4]), prompt[:4], "stop")
+        body["sampling_params"] = {"max_new_tokens": 0}
+        assert await answers(front, body) == ("", [], "length")
+        body["sampling_params"] = {"max_new_tokens": None}
+        (endless,) = await front.submit(body)
+        async with endless:
+            await anext(endless.source)  # leaving it aborts it
+        assert await front.control("health") == b'{"success":true}'
+
+    with Front.attach(served) as front:
+        asyncio.run(ask(front))
+
+
+def test_the_other_examples_run(small_tokenizer: Path) -> None:
+    _, families, by_rid = blocks()
+    instance = unique("page", NUMBERS)
+    with launched(instance, "--tokenizer", str(small_tokenizer)), SchedulerPort.attach(instance) as port:
+        routes = [make_route(0, 0, slot, 1) for slot in range(2)]
+        for route in routes:
+            port.adopt(Generate(route, "", b"", {}))
+        names: dict[str, Any] = {
+            "port": port,
+            "routes": np.array(routes, "u8"),
+            "ids": np.array([5, 6], "i4"),
+        }
+        names |= {"Kind": Kind, "flat_family": flat_family, "ragged_family": ragged_family}
+        names |= {"Requests": Requests, "FinishReason": FinishReason}
+        exec(families, names)
+        here = Instance.attach(instance)
+        request = here.request()
+        with request.writer(0) as gateway:
+            for slot, rid in enumerate(("one", "two"), 10):
+                message = Generate(make_route(0, 0, slot, 1), rid, b"", {})
+                gateway.write(TAG_OF[Generate], encode(message))
+        exec(by_rid, names | {"rid": "one", "other": "two"})
+        assert not port.is_live(make_route(0, 0, 10, 1))
+        request.close()
+        here.close()
