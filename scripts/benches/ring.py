@@ -21,6 +21,7 @@ the rounds' shares).
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -66,9 +67,17 @@ def _kinds(size: int, writers: int) -> list[type[Transport]]:
     return [Outfeed, *floor, *PEERS]
 
 
+def _iceoryx_files() -> set[Path]:
+    """Return what iceoryx2 leaves behind for its next user: this run removes its own."""
+    return set(Path("/dev/shm").glob("iox2_*"))
+
+
 def run(quick: bool) -> dict[str, Any]:
     """Measure everything; see the module's docstring."""
+    before = _iceoryx_files()
     rates = _rounds(SIZES, 3 if quick else 5, 0.15 if quick else 0.4, _kinds)
+    for path in _iceoryx_files() - before:
+        path.unlink(missing_ok=True)
     results = [
         {
             "case": f"{size} B, {writers} writer{'s' if writers > 1 else ''}",

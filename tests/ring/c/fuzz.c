@@ -96,6 +96,7 @@ static void read_frames(world *w, input *in) {
         uint64_t area = w->ring.data + lane[i] * w->ring.capacity;
         MUST(lane[i] < w->ring.lanes && tag[i] < 256);
         MUST(start[i] >= area && start[i] <= end[i] && end[i] <= area + w->ring.capacity);
+        MUST(end[i] - start[i] <= w->ring.capacity / 4 && start[i] % 16 == 0);
         for (uint64_t p = start[i]; p < end[i]; p++) sum += w->base[p];
     }
     *(volatile uint64_t *)&sum;
@@ -131,17 +132,46 @@ static void nudge(world *w, input *in) {
     memcpy(w->base + at, &value, 8);
 }
 
+/* One of the words that lead somewhere: a tail, a head, or a record's header at or near a head. */
+static uint64_t target(world *w, input *in) {
+    uint8_t which = (uint8_t)take(in, 1);
+    uint32_t lane = (which >> 2) % w->ring.lanes, index = (which >> 4) % w->ring.consumers;
+    uint64_t head_at = w->ring.heads + ((uint64_t)index * w->ring.lanes + lane) * 128, head;
+    memcpy(&head, w->base + head_at, 8);
+    switch (which & 3) {
+    case 0: return 4096 + (uint64_t)lane * 512;
+    case 1: return head_at;
+    default:
+        head += 16 * (take(in, 1) % 8);
+        return w->ring.data + lane * w->ring.capacity + (head & (w->ring.capacity - 16)) + 8 * (which & 1);
+    }
+}
+
+static void aim(world *w, input *in) {
+    static const uint64_t liked[] = {0, 1, 8, 16, 24, 1024, 1040, 4080, 4088, 4096, 8192, UINT32_MAX, UINT64_MAX - 15};
+    uint64_t at = target(w, in), value;
+    uint8_t how = (uint8_t)take(in, 1);
+    memcpy(&value, w->base + at, 8);
+    uint64_t by = liked[(how >> 2) % (sizeof liked / sizeof *liked)];
+    value = (how & 3) == 0 ? by : (how & 3) == 1 ? value + by : (how & 3) == 2 ? value - by : value ^ by << 40;
+    memcpy(w->base + at, &value, 8);
+}
+
 static void look(world *w, input *in) {
     lane_stats l;
     consumer_stats c;
     uint32_t i = (uint32_t)take(in, 1);
     if (ring_lane_stats(&w->ring, i, &l) == RING_OK) MUST(l.used <= w->ring.capacity);
     ring_consumer_stats(&w->ring, i, &c);
-    consumer_detach(&w->ring, i % 4, 0, 5);
+    if (i % 4 == 3) {
+        i = (i / 4) % w->ring.consumers;
+        if (w->reader) drop_reader(w);
+        MUST(consumer_detach(&w->ring, i, consumer_owner(&w->ring, i), 5) == RING_OK);
+    }
 }
 
 static void step(world *w, input *in) {
-    switch (take(in, 1) % 10) {
+    switch (take(in, 1) % 12) {
     case 0: scribble(w, in); break;
     case 1: nudge(w, in); break;
     case 2: if (w->writer) write_frame(w, in); break;
@@ -151,6 +181,8 @@ static void step(world *w, input *in) {
     case 6: claim_writer(w, (uint32_t)take(in, 1)); break;
     case 7: claim_reader(w, (uint32_t)take(in, 1)); break;
     case 8: look(w, in); break;
+    case 9:
+    case 10: aim(w, in); break;
     default: check_header(w); break;
     }
 }
