@@ -20,7 +20,7 @@ from pathlib import Path
 from outfeed.gateway.server import ServerError, add_gateway_arguments, listen
 from outfeed.ring.errors import RingError
 from outfeed.ring.instance import InstanceGone
-from outfeed.shards.launcher import LaunchError, find_tokenizer
+from outfeed.shards.launcher import LaunchError, add_instance_arguments, find_tokenizer
 from pipeline import START_LIMIT_S, Pipeline, PipelineError, demo_tokenizer
 
 DATA = Path(__file__).parent / "data"
@@ -36,10 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="serve", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--instance", default="outfeed", help="the instance's name (default: outfeed)")
     parser.add_argument("--gateways", type=int, default=1, metavar="N", help="gateway processes on the port")
-    parser.add_argument("--shards", type=int, default=2, help="detokenizer processes (default 2)")
-    parser.add_argument(
-        "--tokenizer", metavar="PATH", help="tokenizer.json or its folder (default: deepseek)"
-    )
+    add_instance_arguments(parser)
     scheduler = parser.add_argument_group("the scheduler")
     scheduler.add_argument("--replay", metavar="TEXT", help="UTF-8 text to replay (default: a demo text)")
     scheduler.add_argument("--no-replay", action="store_true", help="wait for a scheduler of yours to attach")
@@ -180,6 +177,8 @@ def serve(args: argparse.Namespace, signals: Signals) -> None:
     tokenizer = find_tokenizer(args.tokenizer or demo_tokenizer())
     template = args.chat_template or (None if args.tokenizer else str(TEMPLATE))
     launch = ["--tokenizer", tokenizer, "--shards", str(args.shards), "--readers", str(args.gateways)]
+    for ring in ("request", "control", "step", "egress"):
+        launch += [f"--{ring}-bytes", str(getattr(args, f"{ring}_bytes"))]
     text = args.replay or str(TEXT)
     replay = ["--tokenizer", tokenizer, "--text", text, "--batch", str(args.batch)]
     replay += [

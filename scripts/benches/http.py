@@ -35,6 +35,7 @@ TEXT = HERE.parent / "data" / "multilingual.txt"
 STREAMS = (1, 16, 64, 256)
 TOKENS = 200
 OURS, THEIRS = "outfeed", "sglang rust"
+RING_BYTES = 128 << 10
 START_LIMIT_S = 120.0
 
 Found = dict[str, float]
@@ -115,6 +116,8 @@ def our_server(args: argparse.Namespace) -> Iterator[int]:
     command = [sys.executable, str(HERE.parent / "serve.py"), "--instance", f"bench-http-{os.getpid()}"]
     command += ["--port", "0", "--incremental", "--steps-per-second", "0"]
     command += ["--gateways", str(args.gateways), "--shards", str(args.shards)]
+    # Nothing holds this scheduler back but the rings, and what waits in them is latency: keep them short.
+    command += ["--step-bytes", str(RING_BYTES), "--egress-bytes", str(RING_BYTES)]
     with _process(command, "serving on") as line:
         yield int(line.rsplit(":", 1)[1])
 
