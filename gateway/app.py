@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -50,6 +50,16 @@ class Options:
     version: str = "0.1.0"
 
 
+class Others(Protocol):
+    """The other gateways of the instance (`siblings.Siblings`)."""
+
+    def abort(self, rid: str) -> None:
+        """Have them abort the request of that rid."""
+
+    async def states(self) -> list[bytes]:
+        """Return their `Metrics.state`."""
+
+
 class App:
     """The endpoints of one gateway process. `app(exchange)` answers; for the loop's thread."""
 
@@ -66,9 +76,8 @@ class App:
         self.metrics = Metrics()
         self.template = template
         self.draining = False
-        self.abort_elsewhere: Callable[[str], None] | None = None
-        """Passes an abort on to the other gateways of the instance, when there are any."""
-        self.connections: Callable[[], int] = lambda: 0
+        self.siblings: Others | None = None
+        """The other gateways of the instance, when there are any."""
         self._answers: set[Answer] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._prompts = 0
@@ -83,7 +92,7 @@ class App:
             "/health_generate": ("GET", self._in_task(self._health_generate)),
             "/server_info": ("GET", self._server_info),
             "/abort_request": ("POST", self._abort_request),
-            "/metrics": ("GET", self._metrics),
+            "/metrics": ("GET", self._in_task(self._metrics, always=True)),
         }
 
     @property
@@ -268,23 +277,27 @@ class App:
         except Refused as error:
             return self._fail(exchange, error.status, error.message)
         aborted = self.backend.abort(rid)
-        if not aborted and self.abort_elsewhere is not None:
-            self.abort_elsewhere(rid)
+        if not aborted and self.siblings is not None:
+            self.siblings.abort(rid)
         return exchange.respond(200, msgspec.json.encode({"rid": rid, "aborted_here": aborted}))
 
-    def _metrics(self, exchange: Exchange) -> None:
-        exchange.respond(200, self.metrics_text().encode(), CONTENT_TYPE)
-
-    def metrics_text(self) -> str:
-        """Return /metrics' text."""
-        return self.metrics.text(self.backend.readings())
+    async def _metrics(self, exchange: Exchange) -> None:
+        total = self.metrics
+        if self.siblings is not None and (states := await self.siblings.states()):
+            total = Metrics()
+            for state in (self.metrics.state(), *states):
+                try:
+                    total.add(state)
+                except ValueError as error:
+                    log.warning("another gateway's counts are left out: %s", error)
+        exchange.respond(200, total.text(self.backend.readings()).encode(), CONTENT_TYPE)
 
     # What they share.
 
     def _in_task(
-        self, handler: Callable[[Exchange], Coroutine[Any, Any, None]]
+        self, handler: Callable[[Exchange], Coroutine[Any, Any, None]], always: bool = False
     ) -> Callable[[Exchange], None]:
-        """Run a handler in a task of its own, which ends when the client goes."""
+        """Run a handler in a task of its own, which ends when the client goes; `always`: in a drain too."""
 
         async def run(exchange: Exchange) -> None:
             openai_shape = exchange.request.path.startswith("/v1")
@@ -300,7 +313,7 @@ class App:
                 self._fail(exchange, 500, "the server failed on this request; its log says why", openai_shape)
 
         def start(exchange: Exchange) -> None:
-            if self.draining:
+            if self.draining and not always:
                 message = "the server is draining: it finishes what runs and takes nothing new; try another"
                 exchange.request.keep_alive = False
                 return self._fail(exchange, 503, message, exchange.request.path.startswith("/v1"))

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+import msgspec
+
 from .backend import Reading
 
 PREFIX: Final = "outfeed_"
@@ -49,6 +51,15 @@ class Histogram:
         yield f"{PREFIX}{self.name}_count {running}"
 
 
+_COUNTS: Final = ("prompt_tokens", "output_tokens", "events", "disconnects")
+
+
+class _State(msgspec.Struct, array_like=True):
+    histograms: list[tuple[list[int], float]]
+    counts: list[int]
+    responses: list[tuple[str, int, int]]
+
+
 class Metrics:
     """What one gateway process has seen."""
 
@@ -73,6 +84,42 @@ class Metrics:
         key = (endpoint, status)
         self.responses[key] = self.responses.get(key, 0) + 1
 
+    def state(self) -> bytes:
+        """Pack every count, for another gateway to `add`."""
+        return msgspec.msgpack.encode(
+            _State(
+                [(one.counts, one.total) for one in self._histograms()],
+                [getattr(self, name) for name in _COUNTS],
+                [(endpoint, status, count) for (endpoint, status), count in self.responses.items()],
+            )
+        )
+
+    def add(self, state: bytes) -> None:
+        """Add the counts of another gateway.
+
+        Raises:
+            ValueError: they are not a gateway's of this version; nothing was added.
+        """
+        try:
+            other = msgspec.msgpack.decode(state, type=_State)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ValueError(f"these are no counts of a gateway: {error}") from None
+        mine = self._histograms()
+        sizes = [len(counts) for counts, _ in other.histograms]
+        if sizes != [len(one.counts) for one in mine] or len(other.counts) != len(_COUNTS):
+            raise ValueError("these are the counts of a gateway of another version")
+        for one, (counts, total) in zip(mine, other.histograms, strict=True):
+            one.counts = [here + there for here, there in zip(one.counts, counts, strict=True)]
+            one.total += total
+        for name, count in zip(_COUNTS, other.counts, strict=True):
+            setattr(self, name, getattr(self, name) + count)
+        for endpoint, status, count in other.responses:
+            key = (endpoint, status)
+            self.responses[key] = self.responses.get(key, 0) + count
+
+    def _histograms(self) -> tuple[Histogram, ...]:
+        return (self.first_token, self.between_tokens, self.request)
+
     def readings(self) -> Iterator[Reading]:
         """Yield the plain counters."""
         for (endpoint, status), count in sorted(self.responses.items()):
@@ -91,7 +138,7 @@ class Metrics:
     def text(self, more: Iterable[Reading] = ()) -> str:
         """Render everything, and the readings in `more`, as Prometheus text."""
         lines: list[str] = []
-        for histogram in (self.first_token, self.between_tokens, self.request):
+        for histogram in self._histograms():
             lines += _head(histogram.name, "histogram", histogram.help)
             lines += histogram.lines()
         families: dict[str, list[Reading]] = {}

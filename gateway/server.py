@@ -32,6 +32,7 @@ from .chat import ChatTemplate, NoTemplate
 from .connection import Connections
 from .front import Front
 from .limits import Limits
+from .siblings import Siblings
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +129,11 @@ class Serving:
     drain_s: float = 30.0
 
 
-async def serve(app: App, serving: Serving, ready: str = "") -> None:
+async def serve(app: App, serving: Serving, ready: str = "", siblings: Siblings | None = None) -> None:
     """Serve until a signal. Prints `ready` and the address when it accepts."""
+    if siblings is not None:
+        siblings.start()
+        app.siblings = siblings
     server = Server(app, listen(serving.host, serving.port))
     await server.start()
     draining = asyncio.Event()
@@ -149,6 +153,8 @@ async def serve(app: App, serving: Serving, ready: str = "") -> None:
     for wait in waits:
         wait.cancel()
     await server.stop()
+    if siblings is not None:
+        siblings.close()
 
 
 def raise_file_limit() -> None:
@@ -219,7 +225,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             app = make_app(FrontBackend(front), front.instance.config.tokenizer, args)
             serving = Serving(args.host, args.port, args.drain_seconds)
             ready = f"outfeed: gateway {args.reader} of {args.instance!r} serves on "
-            uvloop.run(serve(app, serving, ready))
+            siblings = Siblings(
+                args.instance,
+                args.reader,
+                front.instance.config.readers,
+                app.backend.abort,
+                app.metrics.state,
+            )
+            uvloop.run(serve(app, serving, ready, siblings))
     except (ServerError, RingError, IndexError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2

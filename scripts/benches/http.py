@@ -69,7 +69,16 @@ def run(quick: bool, args: argparse.Namespace) -> dict[str, Any]:
 def load(client: Path, port: int, streams: int, seconds: float) -> Found:
     """Run the client once; return its figures by unit."""
     body = {"text": "hello", "sampling_params": {"max_new_tokens": TOKENS}, "stream": True}
-    command = [client, str(port), str(streams), str(TOKENS), str(seconds), "1", "/generate", json.dumps(body)]
+    command = [
+        str(client),
+        str(port),
+        str(streams),
+        str(TOKENS),
+        str(seconds),
+        "1",
+        "/generate",
+        json.dumps(body),
+    ]
     done = subprocess.run(command, capture_output=True, timeout=seconds + 60, check=True)
     seen = json.loads(done.stdout)
     if seen["errors"] or not seen["tokens"]:

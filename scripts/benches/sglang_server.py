@@ -11,7 +11,6 @@ import argparse
 import importlib.util
 import os
 import signal
-import sys
 from array import array
 from pathlib import Path
 from typing import Any
@@ -174,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

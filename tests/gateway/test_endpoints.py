@@ -4,6 +4,7 @@ import re
 
 import pytest
 from outfeed.gateway.app import Options
+from outfeed.gateway.metrics import Metrics
 from outfeed.ingress.errors import Unavailable
 
 from .conftest import Serve, eventually
@@ -55,15 +56,43 @@ def test_an_abort_ends_the_stream_it_names(serve: Serve) -> None:
     assert b'"code":499' in client.until(b"[DONE]")
 
 
+class Other:
+    """The other gateways, as a test has them."""
+
+    def __init__(self, *states: bytes) -> None:
+        self.aborted: list[str] = []
+        self._states = states
+
+    def abort(self, rid: str) -> None:
+        self.aborted.append(rid)
+
+    async def states(self) -> list[bytes]:
+        return list(self._states)
+
+
 def test_an_abort_of_nobody_is_passed_on_and_fine(serve: Serve) -> None:
     running = serve()
-    passed: list[str] = []
-    running.app.abort_elsewhere = passed.append
+    running.app.siblings = other = Other()
     assert running.ask("POST", "/abort_request", {"rid": "other"}).status == 200
-    assert passed == ["other"]
+    assert other.aborted == ["other"]
     assert running.ask("POST", "/abort_request", {}).status == 400
     assert running.ask("POST", "/abort_request", {"rid": 5}).status == 400
     assert running.ask("POST", "/abort_request", {"rid": ""}).status == 400
+
+
+def test_a_scrape_adds_the_other_gateways_counts(serve: Serve) -> None:
+    running = serve(lambda played: played.end("x"))
+    running.ask("POST", "/generate", {"text": "x"})
+    there = Metrics()
+    there.output_tokens = 41
+    there.first_token.observe(0.2, 3)
+    there.answered("/generate", 200)
+    running.app.siblings = Other(there.state(), b"nonsense")
+    text = running.ask("GET", "/metrics").body.decode()
+    assert "outfeed_generated_tokens_total 42\n" in text
+    assert "outfeed_time_to_first_token_seconds_count 4\n" in text
+    assert 'outfeed_http_responses_total{endpoint="/generate",status="200"} 2\n' in text
+    assert running.app.metrics.output_tokens == 1
 
 
 def test_metrics_are_prometheus_text(serve: Serve) -> None:

@@ -163,6 +163,35 @@ def test_information_and_metrics_come_from_the_instance(served: Served) -> None:
     assert 'outfeed_restarts_total{role="shard",index="0"} 0' in text
 
 
+def test_an_abort_finds_its_request_on_whichever_gateway_it_runs(served: Served) -> None:
+    for number in range(8):
+        rid = f"abort-{number}"
+        client = socket.create_connection(("127.0.0.1", served.port), timeout=LIMIT_S)
+        body = json.dumps(ask(rid, 100_000, stream=True)).encode()
+        client.sendall(b"POST /generate HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        got = client.recv(1)
+        assert served.ask("POST", "/abort_request", {"rid": rid})[0] == 200
+        while piece := client.recv(65536):
+            got += piece
+        client.close()
+        *_, last, done = parse_events(got.partition(b"\r\n\r\n")[2])
+        assert done == "[DONE]"
+        assert last["error"]["code"] == 499
+
+
+def test_a_scrape_counts_every_gateways_tokens(served: Served) -> None:
+    def generated() -> int:
+        text = served.ask("GET", "/metrics")[1].decode()
+        found = re.search(r"^outfeed_generated_tokens_total (\d+)$", text, re.M)
+        assert found is not None
+        return int(found[1])
+
+    before = generated()
+    for number in range(8):
+        assert served.ask("POST", "/generate", ask(f"counted-{number}", 5))[0] == 200
+    assert generated() == before + 40
+
+
 def test_two_hundred_clients_that_drop_become_two_hundred_aborts(served: Served) -> None:
     eventually(lambda: served.live() == 0, "nothing live")
     before = served.aborts()

@@ -1,0 +1,119 @@
+"""Gateways among each other: aborts and counts find their way, nonsense and strangers do not."""
+
+import asyncio
+import itertools
+import os
+import socket
+
+import pytest
+from outfeed.gateway.siblings import Siblings
+
+NUMBERS = itertools.count()
+
+
+class Gateway:
+    """One gateway's part, and what reached it."""
+
+    def __init__(self, instance: str, me: int, count: int) -> None:
+        self.aborted: list[str] = []
+        self.siblings = Siblings(instance, me, count, self.aborted.append, f"state {me}".encode)
+
+
+def instance() -> str:
+    return f"t-siblings-{os.getpid()}-{next(NUMBERS)}"
+
+
+async def until(condition: object) -> None:
+    for _ in range(5000):
+        if condition():  # type: ignore[operator]
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("not within 10 s")
+
+
+def test_an_abort_reaches_the_others_and_a_scrape_hears_of_them() -> None:
+    name = instance()
+
+    async def run() -> None:
+        gateways = [Gateway(name, me, 3) for me in range(3)]
+        for gateway in gateways:
+            gateway.siblings.start()
+        gateways[0].siblings.abort("rid")
+        await until(lambda: gateways[1].aborted == ["rid"] == gateways[2].aborted)
+        assert gateways[0].aborted == []
+        assert await gateways[1].siblings.states() == [b"state 0", b"state 2"]
+        gateways[2].siblings.close()
+        assert await gateways[1].siblings.states() == [b"state 0"]
+        gateways[0].siblings.close()
+        assert await gateways[1].siblings.states() == []
+        gateways[1].siblings.close()
+
+    asyncio.run(run())
+
+
+def test_one_alone_waits_for_nobody() -> None:
+    async def run() -> None:
+        gateway = Gateway(instance(), 0, 1)
+        gateway.siblings.start()
+        gateway.siblings.abort("rid")
+        assert await gateway.siblings.states() == []
+        gateway.siblings.close()
+
+    asyncio.run(run())
+
+
+def test_a_silent_one_is_waited_for_only_so_long() -> None:
+    name = instance()
+
+    async def run() -> None:
+        gateway = Gateway(name, 0, 3)
+        gateway.siblings.start()
+        talks = Gateway(name, 2, 3)
+        talks.siblings.start()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as silent:
+            silent.bind(f"\0outfeed-{name}.gateway1".encode())
+            assert await gateway.siblings.states() == [b"state 2"]
+        gateway.siblings.close()
+        talks.siblings.close()
+
+    asyncio.run(run())
+
+
+def test_nonsense_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    name = instance()
+
+    async def run() -> None:
+        gateway = Gateway(name, 0, 2)
+        gateway.siblings.start()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+            for data in (
+                b"",
+                b"\xff" * 100,
+                b"\x93\xa6_Abort\x01",
+                os.urandom(1000),
+                b"\x93\xa5_Tell\x01\x07",
+            ):
+                stranger.sendto(data, f"\0outfeed-{name}.gateway0".encode())
+        await until(lambda: caplog.text.count("dropped a message") >= 4)
+        other = Gateway(name, 1, 2)
+        other.siblings.start()
+        other.siblings.abort("still listening")
+        await until(lambda: gateway.aborted == ["still listening"])
+        gateway.siblings.close()
+        other.siblings.close()
+
+    asyncio.run(run())
+
+
+def test_a_number_that_is_taken_is_said() -> None:
+    name = instance()
+
+    async def run() -> None:
+        first, second = Gateway(name, 0, 1), Gateway(name, 0, 1)
+        first.siblings.start()
+        with pytest.raises(OSError, match="in use"):
+            second.siblings.start()
+        second.siblings._socket.close()
+        first.siblings.close()
+
+    asyncio.run(run())
