@@ -89,6 +89,7 @@ int writer_claim(const ring *r, uint32_t lane, uint64_t expected, uint64_t mine,
 /* Give the lane back. The handle refuses everything from then on. */
 int writer_close(lane_writer *w);
 void writer_free(lane_writer *w);
+/* A full lane is waited for up to timeout_ns; 0: not at all; -1: not yet, the same call with a time follows. */
 int writer_write(lane_writer *w, int tag, const part *parts, uint32_t count, int64_t timeout_ns);
 /* *offset gets the body's offset in the segment. */
 int writer_reserve(lane_writer *w, uint64_t size, int64_t timeout_ns, uint64_t *offset);

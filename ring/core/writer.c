@@ -123,13 +123,14 @@ static int make_room(lane_writer *w, uint64_t size, int64_t timeout_ns, uint64_t
     if (rc == RING_OK) rc = has_room(w, end);
     if (rc == 0) rc = wait_for_room(w, end, timeout_ns);
     if (rc != 1) {
-        if (rc != RING_INTERRUPTED) w->waiting = 0;
+        if (rc != RING_INTERRUPTED && timeout_ns >= 0) w->waiting = 0;
         return rc;
     }
     w->waiting = 0;
     *at = end - need;
     if (*at != w->tail) {
-        record pad = {.body_len = (uint32_t)(*at - w->tail - RING_RECORD_HEADER), .flags = RECORD_PAD, .seq = w->tail};
+        uint64_t left = *at - w->tail - RING_RECORD_HEADER;
+        record pad = {.body_len = (uint32_t)left, .flags = RECORD_PAD, .seq = w->tail};
         memcpy(w->area + (w->tail & (w->ring.capacity - 1)), &pad, sizeof pad);
     }
     return RING_OK;

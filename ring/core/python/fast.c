@@ -5,7 +5,8 @@
  * functions by address (they stay in _core, so there is one copy of the core in a process), gathers
  * buffers, and builds frames. Errors are told by the Python subclass's _refuse().
  *
- * The GIL: a write that may wait or copies more than COPY_WITHOUT_GIL gives it up; a read copies nothing and keeps it. */
+ * The GIL: a write that may wait or copies more than COPY_WITHOUT_GIL gives it up; a wait gives it up unless
+ * there is something to read already; a read copies nothing and keeps it. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -50,7 +51,8 @@ static int gather_one(gathered *g, Py_ssize_t i, PyObject *object) {
     } else {
         Py_buffer *b = &g->buffers[g->held];
         if (PyObject_GetBuffer(object, b, PyBUF_SIMPLE) != 0) {
-            PyErr_Format(PyExc_ValueError, "part %zd (%R) is not a C-contiguous buffer", i, (PyObject *)Py_TYPE(object));
+            PyErr_Format(PyExc_ValueError, "part %zd (%R) is not a C-contiguous buffer", i,
+                         (PyObject *)Py_TYPE(object));
             return -1;
         }
         g->held++;
@@ -110,23 +112,29 @@ static int parse_tag(PyObject *object, int *tag) {
     return 0;
 }
 
-static int call_write(Writer *self, int tag, gathered *g, PyObject *const *objects, Py_ssize_t count, double timeout) {
+static int call_write(Writer *self, int tag, gathered *g, PyObject *const *objects, Py_ssize_t count,
+                      double timeout) {
     for (Py_ssize_t i = 0; i < count; i++)
         if (gather_one(g, i, objects[i]) != 0) return RAISED;
-    if (timeout == 0.0 && g->size <= COPY_WITHOUT_GIL)
-        return self->write(self->handle, tag, g->parts, (uint32_t)count, 0);
+    if (g->size <= COPY_WITHOUT_GIL) { /* nearly always there is room, and the GIL stays here */
+        int code = self->write(self->handle, tag, g->parts, (uint32_t)count, timeout == 0.0 ? 0 : -1);
+        if (code != RING_FULL || timeout == 0.0) return code;
+    }
     return write_waiting(self, tag, g, count, (int64_t)(timeout * 1e9));
 }
 
-static int write_gathered(Writer *self, int tag, gathered *g, PyObject *const *objects, Py_ssize_t count, double timeout) {
+static int write_gathered(Writer *self, int tag, gathered *g, PyObject *const *objects, Py_ssize_t count,
+                          double timeout) {
     int code = call_write(self, tag, g, objects, count, timeout);
     for (Py_ssize_t i = 0; i < g->held; i++) PyBuffer_Release(&g->buffers[i]);
     return code;
 }
 
-static int write_many(Writer *self, int tag, gathered *g, PyObject *const *objects, Py_ssize_t count, double timeout) {
+static int write_many(Writer *self, int tag, gathered *g, PyObject *const *objects, Py_ssize_t count,
+                      double timeout) {
     if (count > RING_MAX_PARTS) {
-        PyErr_Format(PyExc_ValueError, "%zd parts: a frame is gathered from at most %d; join some", count, RING_MAX_PARTS);
+        PyErr_Format(PyExc_ValueError, "%zd parts: a frame is gathered from at most %d; join some", count,
+                     RING_MAX_PARTS);
         return RAISED;
     }
     g->parts = PyMem_Malloc((size_t)count * sizeof(part));
@@ -183,7 +191,7 @@ PyDoc_STRVAR(write_doc,
 
 static PyMethodDef writer_methods[] = {
     {"write", (PyCFunction)(void (*)(void))Writer_write, METH_FASTCALL | METH_KEYWORDS, write_doc},
-    {"_bind", Writer_bind, METH_VARARGS, "_bind(write, handle): addresses of the core's writer_write and of its handle."},
+    {"_bind", Writer_bind, METH_VARARGS, "_bind(write, handle): addresses of writer_write and of its handle."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -203,7 +211,8 @@ typedef struct {
 } Reader;
 
 static PyObject *body_of(PyObject *view, uint64_t start, uint64_t end) {
-    PyObject *from = PyLong_FromUnsignedLongLong(start), *to = PyLong_FromUnsignedLongLong(end), *slice = NULL, *body = NULL;
+    PyObject *from = PyLong_FromUnsignedLongLong(start), *to = PyLong_FromUnsignedLongLong(end);
+    PyObject *slice = NULL, *body = NULL;
     if (from && to) slice = PySlice_New(from, to, NULL);
     if (slice) body = PyObject_GetItem(view, slice);
     Py_XDECREF(from);
@@ -307,8 +316,8 @@ static int waiting_on(Reader *self, PyObject *consumers, lane_reader **handles, 
             return -1;
         }
         if (!same_bell) {
-            PyErr_SetString(PyExc_ValueError,
-                            "wait: the consumers have different doorbells; give all rings of a thread the same one");
+            PyErr_SetString(PyExc_ValueError, "wait: the consumers have different doorbells; give all rings of "
+                                              "a thread the same one");
             return -1;
         }
     }
@@ -417,7 +426,8 @@ static PyMethodDef reader_methods[] = {
     {"pending", Reader_pending, METH_NOARGS,
      "pending($self, /)\n--\n\nWhether `read` would return or raise something now."},
     {"_wait", Reader_wait, METH_VARARGS, "_wait(consumers, timeout): see outfeed.ring.wait."},
-    {"_bind", Reader_bind, METH_VARARGS, "_bind(calls, handle, bell, view, lanes): addresses of the core's functions and handles; the segment."},
+    {"_bind", Reader_bind, METH_VARARGS,
+     "_bind(calls, handle, bell, view, lanes): addresses of the core's functions and handles; the segment."},
     {NULL, NULL, 0, NULL},
 };
 
