@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from ..ingress.request import Model
-from ..ring.board import BoardRow, Phase, Role, State
+from ..ring.board import BoardRow, Phase, Role
 from ..sink import SinkSource
 from .front import Front
-
-QUIET_S: Final = 10.0
-"""A process that shows no heartbeat for this long is called stuck."""
 
 
 class Stream(Protocol):
@@ -100,7 +97,7 @@ class FrontBackend:
             return f"the instance is {front.board.phase.name.lower()}"
         for role, what in ((Role.SHARD, "detokenizer shard"), (Role.SCHEDULER, "scheduler")):
             for row in front.board.rows(role):
-                if (why := _why_down(row)) is not None:
+                if (why := row.trouble()) is not None:
                     return f"{what} {row.index} {why}"
         return None
 
@@ -143,13 +140,6 @@ class FrontBackend:
                     "restarts_total", "counter", "Times the process was replaced.", row.epoch, labels
                 )
                 yield Reading("process_up", "gauge", "1 while the process lives.", row.alive, labels)
-
-
-def _why_down(row: BoardRow) -> str | None:
-    if not row.alive:
-        return "is not running" if row.owner is None or row.state == State.STOPPED else "has died"
-    quiet = (time.monotonic_ns() - row.heartbeat_ns) / 1e9
-    return f"has shown no sign of life for {quiet:.0f} s" if quiet > QUIET_S else None
 
 
 def _describe(row: BoardRow) -> dict[str, Any]:

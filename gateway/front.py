@@ -6,12 +6,14 @@ gateway's row on the board. HTTP is not known here: an HTTP front, a script or a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
@@ -36,6 +38,19 @@ LOOK_S: Final = 0.02
 """For how long a scheduler that was found alive is taken to be."""
 RETRY_S: Final = 0.02
 """How soon a frame that found its ring full is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What `Front.health` found.
+
+    sick: each part that is not well, with the reason. round_trip_ms: per shard, how long a control request
+    took from here to the scheduler and back through that shard; None when no answer came.
+    """
+
+    healthy: bool
+    sick: list[str]
+    round_trip_ms: list[float | None]
 
 
 class Stream:
@@ -106,7 +121,9 @@ class Front:
         self._restoring = Restoring(self.ingress, self._lost)
         self._ranks = instance.board.rows(Role.SCHEDULER)
         self._look_due = 0.0
-        self._schedulers = {row.index: row.owner for row in instance.board.rows(Role.SCHEDULER) if row.alive}
+        self._schedulers = {
+            row.index: row.owner for row in instance.board.rows(Role.SCHEDULER) if row.serving
+        }
         self._gone = False
         self._tokenize = Tokenize(model)
         self._stop = threading.Event()
@@ -181,6 +198,39 @@ class Front:
                     raise Answered(
                         500, "internal_error", f"a control request was answered by {type(other).__name__}"
                     )
+
+    async def health(self, timeout: float = 5.0) -> Health:
+        """Go all the way round, scheduler → shard → sink, once for each shard, and say which part is sick.
+
+        Each shard has `timeout` seconds to answer; a part that the board knows to be dead or silent is named
+        as the reason.
+        """
+        began = time.monotonic()
+        shards = range(self.instance.config.shards)
+        answers = await asyncio.gather(*(self._ask(shard, timeout) for shard in shards))
+        sick: list[str] = []
+        if not self.instance.alive:
+            sick.append("launcher: gone or stopping")
+        for role in (Role.SCHEDULER, Role.SHARD):
+            sick += [f"{role} {row.index}: {why}" for row in self.board.rows(role) if (why := row.trouble())]
+        for shard, answer in zip(shards, answers, strict=True):
+            if isinstance(answer, str) and not any(part.startswith("scheduler") for part in sick):
+                name = f"{Role.SHARD} {shard}: "
+                sick += [] if any(part.startswith(name) for part in sick) else [name + answer]
+        times = [None if isinstance(answer, str) else round((answer - began) * 1e3, 3) for answer in answers]
+        return Health(not sick, sick, times)
+
+    async def _ask(self, shard: int, timeout: float) -> float | str:
+        """Return when a shard's answer came, or why none did."""
+        try:
+            self._must_serve()
+            with self._start(self.ingress.open_control(shard=shard), ("health", b"")) as stream:
+                item = await stream.source.receive(timeout)
+        except TimeoutError:
+            return f"no answer within {timeout:g} s"
+        except Refused as refusal:
+            return refusal.message
+        return time.monotonic() if isinstance(item, Control) else f"answered {item}"
 
     def abort(self, rid: str) -> bool:
         """Abort the live request that has this rid. False when none of this gateway's has."""
@@ -286,7 +336,7 @@ class Front:
         """
         with self._looking:
             self._look_due = time.monotonic() + LOOK_S
-            now = {row.index: row.owner for row in self.board.rows(Role.SCHEDULER) if row.alive}
+            now = {row.index: row.owner for row in self.board.rows(Role.SCHEDULER) if row.serving}
             lost = [rank for rank, owner in self._schedulers.items() if now.get(rank) != owner]
             self._schedulers = now
             gone = not self.instance.alive

@@ -75,9 +75,9 @@ class Ingress:
         """
         return self._open(prompt.rid, prompt)
 
-    def open_control(self, rid: str | None = None) -> Ticket:
+    def open_control(self, rid: str | None = None, shard: int | None = None) -> Ticket:
         """Claim a route for a control request (`submit_control`), as `open` does for a prompt."""
-        return self._open(make_rid() if rid is None else rid, None)
+        return self._open(make_rid() if rid is None else rid, None, shard)
 
     def submit(self, ticket: Ticket) -> None:
         """Write REGISTER, then GENERATE. On any failure the ticket is closed and nothing stays registered.
@@ -183,11 +183,11 @@ class Ingress:
         """Return how many requests have a route now."""
         return len(self._by_route)
 
-    def _open(self, rid: str, prompt: Ready | None) -> Ticket:
+    def _open(self, rid: str, prompt: Ready | None, shard: int | None = None) -> Ticket:
         with self._lock:
             if rid in self._by_rid:
                 raise RidInUse(f"rid {rid!r} names a request that is still running; use another, or none")
-            ticket = Ticket(self.routes.acquire(), rid, prompt)
+            ticket = Ticket(self.routes.acquire(shard), rid, prompt)
             self._by_rid[rid] = ticket
             self._by_route[ticket.route] = ticket
             return ticket

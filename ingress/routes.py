@@ -45,15 +45,20 @@ class RouteTable:
         self._live = [0] * shards
         self._turn = 0
 
-    def acquire(self) -> int:
-        """Return a new route on the shard with the least live load; Unavailable when every slot is taken."""
+    def acquire(self, shard: int | None = None) -> int:
+        """Return a new route on the shard with the least live load, or on `shard`.
+
+        Raises Unavailable when every slot is taken, ValueError when there is no such shard.
+        """
+        if shard is not None and not 0 <= shard < len(self._live):
+            raise ValueError(f"shard {shard} is not in 0..{len(self._live) - 1}")
         with self._lock:
             if not self._free:
                 raise Unavailable(
                     f"all {self.slots} places for requests are taken; send it again when others have ended"
                 )
             slot = self._free.popleft()
-            shard = self._least()
+            shard = self._least() if shard is None else shard
             route = make_route(self.reader, shard, slot, self._generations[slot])
             self._held[slot] = route
             self._live[shard] += 1

@@ -146,6 +146,23 @@ class BoardRow:
         return owner is not None and owner.alive()
 
     @property
+    def serving(self) -> bool:
+        """Whether the process still runs and has not said that it stopped."""
+        return self.state != State.STOPPED and self.alive
+
+    def trouble(self, quiet_s: float = 10.0) -> str | None:
+        """Say why the process cannot be counted on; None when it can.
+
+        `quiet_s` seconds without a heartbeat count as trouble.
+        """
+        if self.owner is None or self.state == State.STOPPED:
+            return "is not running"
+        if not self.alive:
+            return "has died"
+        quiet = (time.monotonic_ns() - self.heartbeat_ns) / 1e9
+        return f"has shown no sign of life for {quiet:.0f} s" if quiet > quiet_s else None
+
+    @property
     def heartbeat_ns(self) -> int:
         """When the process last said it was alive, CLOCK_MONOTONIC nanoseconds."""
         return int(self._words[self._base + 1])

@@ -168,7 +168,7 @@ def peer(rows: int, steps: int) -> dict[str, float]:
     path = demo_tokenizer()
     corpus = load_corpus(Tokenizer.from_file(path), load_text(str(MULTILINGUAL))).tolist()
     first, second = (f"ipc:///tmp/outfeed-bench-{os.getpid()}-{name}" for name in ("steps", "texts"))
-    receive = zmq.Context.instance().socket(zmq.PULL)
+    receive: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
     receive.bind(second)
     spawn = multiprocessing.get_context("spawn")
     here_s, there_s = spawn.Pipe()

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outfeed.gateway.front import Front, Stream
+from outfeed.gateway.front import Front, Health, Stream
 from outfeed.ingress.errors import Unavailable
 from outfeed.ring.board import Role, State
 from outfeed.ring.instance import leftovers
 from outfeed.sidecar import Abort, FinishReason, Generate, SchedulerPort
+from outfeed.sidecar import Control as ControlRequest
 from outfeed.sink import Done, Error, Frame, Item
 from tokenizers import Tokenizer
 
@@ -353,6 +354,41 @@ def test_a_control_request_goes_all_the_way_round(rig: Rig) -> None:
     rig.port.push_result(got[0].route, b"\x00fine")
     asked.join(60)
     assert answer == [b"\x00fine"]
+
+
+def test_health_goes_all_the_way_round_and_names_the_sick_part(rig: Rig) -> None:
+    answering = threading.Event()
+
+    def answer() -> None:
+        while not answering.wait(0.01):
+            for message in rig.port.recv():
+                assert isinstance(message, ControlRequest)
+                rig.port.push_result(message.route, b"{}")
+
+    def ask(timeout: float) -> Health:
+        answering.clear()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            return asyncio.run(rig.front.health(timeout))
+        finally:
+            answering.set()
+            thread.join()
+
+    well = ask(60)
+    assert well.healthy, well
+    assert all(took is not None for took in well.round_trip_ms)
+    pid = rig.kill_shard(1, signal.SIGSTOP)
+    ill = ask(0.5)
+    os.kill(pid, signal.SIGCONT)
+    assert not ill.healthy
+    assert [part.split(":")[0] for part in ill.sick] == ["shard 1"]
+    assert ill.round_trip_ms[0] is not None
+    assert ill.round_trip_ms[1] is None
+    rig.port.close()
+    until("no scheduler", lambda: _refused(rig))
+    gone = asyncio.run(rig.front.health(0.5))
+    assert [part.split(":")[0] for part in gone.sick] == ["scheduler 0"]
 
 
 def test_rows_pushed_before_a_shard_ran_are_not_lost(rig: Rig) -> None:
