@@ -92,7 +92,8 @@ def strings(limit: int, max_bytes: int) -> Check:
         for index, entry in enumerate(value):
             if type(entry) is not str:
                 raise BadRequest(f"{field}[{index}]", f"must be a string, got {show(entry)}")
-            _short(entry, f"{field}[{index}]")
+            if len(entry) > max_bytes or not entry.isascii():
+                _short(entry, f"{field}[{index}]")
         return list(value)
 
     def _short(value: str, field: str) -> None:
@@ -117,11 +118,13 @@ def token_ids(value: Any, field: str) -> list[int]:
         raise BadRequest(field, f"must be a list of token ids, got {show(value)}")
     if len(value) > MAX_STOP_TOKEN_IDS:
         raise BadRequest(field, f"takes at most {MAX_STOP_TOKEN_IDS} token ids, got {len(value)}")
-    found: dict[int, None] = {}
+    found = set()
     for index, entry in enumerate(value):
-        if entry is not None:
-            found[integer(entry, f"{field}[{index}]")] = None
-    return list(found)
+        if type(entry) is int and MIN_I64 <= entry <= MAX_I64:
+            found.add(entry)
+        elif entry is not None:
+            integer(entry, f"{field}[{index}]")
+    return sorted(found)
 
 
 def logit_bias(value: Any, field: str) -> dict[str, float]:
@@ -131,19 +134,26 @@ def logit_bias(value: Any, field: str) -> dict[str, float]:
     checked = {}
     for key, bias in value.items():
         # One spelling per id: "07" beside "7" would be two biases for one token.
-        if not (type(key) is str and key.isascii() and key.isdecimal() and len(key) <= 10) or (
-            key[0] == "0" and key != "0"
+        if (
+            type(key) is not str
+            or not key.isdecimal()
+            or not key.isascii()
+            or len(key) > 10
+            or (key[0] == "0" and key != "0")
         ):
             raise BadRequest(field, f"keys must be token ids in decimal, got {show(key)}")
-        name = f"{field}[{key}]"
-        if bias == -math.inf and type(bias) is float:
-            checked[key] = bias
-            continue
-        bias = number(bias, name)
-        if not -MAX_F32 <= bias <= MAX_F32:
-            raise BadRequest(name, f"must fit a 32-bit float or be -Infinity, got {show(bias)}")
+        # Written so that NaN fails; what is not a plain float in range is looked at again for its message.
+        if type(bias) is not float or not (-MAX_F32 <= bias <= MAX_F32 or bias == -math.inf):
+            bias = _bias(bias, f"{field}[{key}]")
         checked[key] = bias
     return checked
+
+
+def _bias(value: Any, field: str) -> float:
+    bias = number(value, field)
+    if not -MAX_F32 <= bias <= MAX_F32:
+        raise BadRequest(field, f"must fit a 32-bit float or be -Infinity, got {show(bias)}")
+    return bias
 
 
 def custom_params(value: Any, field: str) -> dict[str, Any]:

@@ -9,14 +9,14 @@ Must not know where a request came from or where it goes.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from .errors import BadRequest, show
 from .fields import CHECKS, MAX_I64, MAX_STOP_REGEXES, MAX_STOP_STRINGS
-from .stop_regex import Admission, admit
+from .stop_regex import CACHE, Admission, admit
 
 TOP_K_ALL = 1 << 30
 """top_k that means the whole vocabulary."""
@@ -128,18 +128,21 @@ class SamplingParams(msgspec.Struct, kw_only=True):
             self.temperature, self.top_k = 1.0, 1
         elif self.top_k == -1:
             self.top_k = TOP_K_ALL
-        for name in GRAMMARS:
-            if getattr(self, name) == "":
-                setattr(self, name, None)
+        if self.json_schema == "":
+            self.json_schema = None
+        if self.regex == "":
+            self.regex = None
+        if self.ebnf == "":
+            self.ebnf = None
+        if self.structural_tag == "":
+            self.structural_tag = None
 
     def normalize(self, *, tokenizer_present: bool = True, where: str = WHERE) -> None:
         """Make scalars lists, measure them, and refuse what needs a tokenizer when there is none."""
         if self.is_normalized:
             return
-        strs = self.stop_strs = _listed(self.stop_strs, MAX_STOP_STRINGS, f"{where}.stop")
-        regexes = self.stop_regex_strs = _listed(
-            self.stop_regex_strs, MAX_STOP_REGEXES, f"{where}.stop_regex"
-        )
+        strs = self.stop_strs = _listed(self.stop_strs, MAX_STOP_STRINGS, where, "stop")
+        regexes = self.stop_regex_strs = _listed(self.stop_regex_strs, MAX_STOP_REGEXES, where, "stop_regex")
         if not tokenizer_present:
             for name, used in (
                 ("stop", strs),
@@ -150,11 +153,14 @@ class SamplingParams(msgspec.Struct, kw_only=True):
                     raise BadRequest(
                         f"{where}.{name}", "needs a tokenizer, and this server runs without one; leave it out"
                     )
-        self.stop_str_max_len = max((len(s.encode()) for s in strs), default=0) if strs else 0
+        longest = 0
+        for text in strs:
+            size = len(text) if text.isascii() else len(text.encode())
+            if size > longest:
+                longest = size
+        self.stop_str_max_len = longest
         if regexes:
-            self.stop_regex_max_len = max(
-                admission.window for admission in _admitted(regexes, f"{where}.stop_regex")
-            )
+            self.stop_regex_max_len = max(found.window for found in _admitted(regexes, where))
         self.is_normalized = True
 
     def verify(
@@ -207,30 +213,31 @@ class SamplingParams(msgspec.Struct, kw_only=True):
             raise BadRequest(
                 f"{where}.beam_width", f"must be 1 or absent, got {self.beam_width}: no beam search"
             )
-        given = [name for name in GRAMMARS if getattr(self, name) is not None]
-        if len(given) > 1:
+        grammars = (self.json_schema, self.regex, self.ebnf, self.structural_tag)
+        if grammars.count(None) < len(grammars) - 1:
+            given = [name for name, text in zip(GRAMMARS, grammars, strict=True) if text is not None]
             raise BadRequest(f"{where}.{given[1]}", f"at most one of {', '.join(GRAMMARS)}; got {given}")
 
     def _verify_tokens(self, vocab_size: int, where: str) -> None:
-        for token in self.stop_token_ids or ():
-            if not 0 <= token < vocab_size:
-                raise BadRequest(
-                    f"{where}.stop_token_ids", f"must be token ids in [0, {vocab_size}), got {token}"
-                )
-        for key in self.logit_bias or ():
-            if int(key) >= vocab_size:
-                raise BadRequest(
-                    f"{where}.logit_bias", f"keys must be token ids in [0, {vocab_size}), got {key}"
-                )
+        ids = self.stop_token_ids
+        if ids and not (ids[0] >= 0 and ids[-1] < vocab_size):  # they are sorted
+            wrong = ids[0] if ids[0] < 0 else ids[-1]
+            raise BadRequest(
+                f"{where}.stop_token_ids", f"must be token ids in [0, {vocab_size}), got {wrong}"
+            )
+        if self.logit_bias and not max(map(int, self.logit_bias)) < vocab_size:
+            wrong_key = max(map(int, self.logit_bias))
+            raise BadRequest(
+                f"{where}.logit_bias", f"keys must be token ids in [0, {vocab_size}), got {wrong_key}"
+            )
 
     def _verify_stop_regex(self, max_output_tokens: int | None, per_token: float, where: str) -> None:
         limits = [limit for limit in (self.max_new_tokens, max_output_tokens) if limit is not None]
         tokens = max(0, min([*limits, LONGEST_OUTPUT_TOKENS]))
-        field = f"{where}.stop_regex"
-        for index, admission in enumerate(_admitted(_listed(self.stop_regex_strs, 32, field), field)):
-            reason = admission.refusal(int(tokens * per_token))
-            if reason is not None:
-                raise BadRequest(f"{field}[{index}]", reason)
+        characters = int(tokens * per_token)
+        for index, found in enumerate(_admitted(self.stop_regex_strs or (), where)):
+            if characters > found.longest:
+                raise BadRequest(f"{where}.stop_regex[{index}]", found.refusal(characters) or "is refused")
 
     def to_scheduler(self) -> dict[str, Any]:
         """Return the normalized object a scheduler takes: every field but the aliases, JSON-able values."""
@@ -262,21 +269,24 @@ def _outside(where: str, name: str, accepted: str, value: Any) -> BadRequest:
 def _checked(obj: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Check the type of every field that is there. A null is absent, but for max_new_tokens (no limit)."""
     checked = {}
-    for name, value in obj.items():
-        check = CHECKS.get(name)
-        if check is None:
-            raise _unknown(name, where)
-        if value is not None:
-            checked[name] = check(value, f"{where}.{name}")
-        elif name == "max_new_tokens":
-            checked[name] = None
+    try:
+        for name, value in obj.items():
+            check = CHECKS.get(name)
+            if check is None:
+                raise _unknown(name)
+            if value is not None:
+                checked[name] = check(value, name)
+            elif name == "max_new_tokens":
+                checked[name] = None
+    except BadRequest as error:
+        raise error.under(where) from None
     return checked
 
 
-def _unknown(name: Any, where: str) -> BadRequest:
+def _unknown(name: Any) -> BadRequest:
     if type(name) is str and name in INTERNAL:
-        return BadRequest(f"{where}.{name}", "is made by the server and cannot be set; leave it out")
-    return BadRequest(where, f"unknown field {show(name)}; the known ones are {', '.join(CHECKS)}")
+        return BadRequest(name, "is made by the server and cannot be set; leave it out")
+    return BadRequest("", f"unknown field {show(name)}; the known ones are {', '.join(CHECKS)}")
 
 
 def _merged(defaults: Mapping[str, Any], obj: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,15 +298,20 @@ def _merged(defaults: Mapping[str, Any], obj: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def _listed(value: str | list[str] | None, limit: int, field: str) -> list[str]:
+def _listed(value: str | list[str] | None, limit: int, where: str, name: str) -> list[str]:
     if value is None:
         return []
-    entries = [value] if isinstance(value, str) else list(value)
+    entries = [value] if isinstance(value, str) else value
     if len(entries) > limit:
-        raise BadRequest(field, f"takes at most {limit} strings, got {len(entries)}")
+        raise BadRequest(f"{where}.{name}", f"takes at most {limit} strings, got {len(entries)}")
     # An empty string or pattern would match before the first character; it asks for nothing.
     return [entry for entry in entries if entry]
 
 
-def _admitted(patterns: list[str], field: str) -> list[Admission]:
-    return [admit(pattern, f"{field}[{index}]") for index, pattern in enumerate(patterns)]
+def _admitted(patterns: Iterable[str], where: str) -> list[Admission]:
+    known = CACHE.get
+    found = []
+    for index, pattern in enumerate(patterns):
+        admission = known(pattern)
+        found.append(admit(pattern, f"{where}.stop_regex[{index}]") if admission is None else admission)
+    return found

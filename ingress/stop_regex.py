@@ -50,16 +50,17 @@ class Admission:
     cost: Cost | None
     why: str
 
+    longest: int
+    """A text of so many characters may be searched (see `_longest`); -1 for none at all."""
+
     def refusal(self, characters: int) -> str | None:
         """Return why a search in a text of `characters` may take too long, or None."""
+        if characters <= self.longest:
+            return None
         if self.cost is None:
             return f"{show(self.pattern)} may take a search longer than any server can wait: {self.why}"
-        characters = max(characters, SHORTEST_TEXT)
-        if self.cost.degree < 2:
-            characters = min(characters, LONGEST_LINEAR_TEXT)
+        characters = _weighed(self.cost, characters)
         took = self.cost.milliseconds(characters)
-        if took <= LIMIT_MS:
-            return None
         power = (
             ""
             if self.cost.degree < 2
@@ -71,6 +72,28 @@ class Admission:
             f"request's output can have, at most {LIMIT_MS:g} ms are allowed{power}{why}; bound its repeats, "
             "anchor it with a literal, or lower max_new_tokens"
         )
+
+
+def _weighed(cost: Cost, characters: int) -> int:
+    """Return for how many characters a cost is taken, when a text may have so many."""
+    characters = max(characters, SHORTEST_TEXT)
+    return min(characters, LONGEST_LINEAR_TEXT) if cost.degree < 2 else characters
+
+
+def _longest(cost: Cost | None) -> int:
+    """Return the longest text that may be searched at a cost: the cost grows with the length."""
+    if cost is None or cost.milliseconds(_weighed(cost, 0)) > LIMIT_MS:
+        return -1
+    if cost.milliseconds(_weighed(cost, UNBOUNDED)) <= LIMIT_MS:
+        return UNBOUNDED
+    low, high = 0, UNBOUNDED
+    while high - low > 1:
+        middle = (low + high) // 2
+        if cost.milliseconds(_weighed(cost, middle)) <= LIMIT_MS:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def analyse(pattern: str) -> Admission:
@@ -98,7 +121,7 @@ def analyse(pattern: str) -> Admission:
         why = str(error)
     if builder.graph.notes:
         why = "; ".join(filter(None, [why, *sorted(builder.graph.notes)]))
-    return Admission(pattern, max_len, window, cost, why)
+    return Admission(pattern, max_len, window, cost, why, _longest(cost))
 
 
 _LOOKS_AROUND = re.compile(r"[\^$]|\\[bBAZ]|\(\?[=!<]").search
