@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,16 +31,21 @@ def demo(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
-def start_launcher(instance: str, *options: str) -> subprocess.Popen[str]:
+LAUNCHER = (sys.executable, "-m", "outfeed.shards.launcher")
+
+
+def start_launcher(instance: str, *options: str, launcher: Sequence[str] = LAUNCHER) -> subprocess.Popen[str]:
     """Start a launcher and come back at once."""
-    command = [sys.executable, "-m", "outfeed.shards.launcher", "--instance", instance, *SMALL, *options]
+    command = [*launcher, "--instance", instance, *SMALL, *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @contextmanager
-def launched(instance: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+def launched(
+    instance: str, *options: str, launcher: Sequence[str] = LAUNCHER
+) -> Iterator[subprocess.Popen[str]]:
     """Run a launcher whose instance is ready; whatever happens, it is gone afterwards."""
-    process = start_launcher(instance, *options)
+    process = start_launcher(instance, *options, launcher=launcher)
     try:
         until(f"instance {instance} to be ready", lambda: is_running(instance) or process.poll() is not None)
         assert process.poll() is None, process.communicate()[1]

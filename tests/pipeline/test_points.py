@@ -1,0 +1,86 @@
+"""Kills at named points: a shard dies just there, once, and every stream is still told the truth."""
+
+import itertools
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from outfeed.ring.instance import leftovers
+from outfeed.sidecar import FinishReason
+from outfeed.sink import Done, Error
+
+from .commands import launched, unique, until
+from .rig import Rig, rest_of
+
+NUMBERS = itertools.count()
+FAULTY = str(Path(__file__).with_name("faulty.py"))
+TEXT = "Ströme reißen nie: 강물이 흐른다 👩‍👩‍👧, 川は流れる. STOP? نهر — and on it flows, STOP here."
+
+
+@pytest.mark.parametrize(
+    ("point", "number", "kills"),
+    [
+        ("registered", 2, []),
+        ("decoded, not written", 1, []),
+        ("decoded, not written", 25, []),
+        ("written, not released", 1, []),
+        ("written, not released", 30, []),
+        ("one restored", 2, [0]),
+        ("one restored", 2, [0, 1]),
+        ("all restored", 1, [1]),
+        ("all restored", 1, [0, 1]),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else str(value).replace(" ", "_"),
+)
+def test_a_shard_dies_just_there(
+    small_tokenizer: Path, tmp_path: Path, point: str, number: int, kills: list[int]
+) -> None:
+    """`kills` are shards that are killed first, so that there is something to restore."""
+    instance, token = unique("point", NUMBERS), tmp_path / "token"
+    token.touch()
+    launcher = (sys.executable, FAULTY, point, str(number), str(token))
+    with launched(instance, "--tokenizer", str(small_tokenizer), launcher=launcher) as process:
+        rig = Rig(instance, small_tokenizer, process)
+        ids = rig.encode(TEXT)
+        streams = rig.submit(12, stop=["STOP here", "flows, STOP"])
+        for at, one in enumerate(ids):
+            if at == 20:
+                for shard in kills:
+                    rig.kill_shard(shard)
+            rig.push(streams, [one])
+        rig.push(streams, rig.encode("!"), FinishReason.length(len(ids) + 1))
+        for stream in streams:
+            text, got, (end,) = rest_of(stream)
+            assert text == TEXT + "!"
+            assert got == ids + rig.encode("!")
+            assert isinstance(end, Done)
+        assert not token.exists(), "no shard came to the point"
+        assert rig.aborted == []
+        rig.close()
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    assert leftovers(instance) == []
+
+
+def test_supervisor_and_shard_die_at_once(small_tokenizer: Path, tmp_path: Path) -> None:
+    """Nothing can go on then: every stream ends with a 503, nothing survives, the next start is clean."""
+    instance, token = unique("both", NUMBERS), tmp_path / "token"
+    token.touch()
+    launcher = (sys.executable, FAULTY, "supervisor and shard", "3", str(token))
+    with launched(instance, "--tokenizer", str(small_tokenizer), launcher=launcher) as process:
+        rig = Rig(instance, small_tokenizer, process)
+        streams = rig.submit(8)
+        for one in rig.encode(TEXT)[:10]:
+            rig.push(streams, [one])
+        for stream in streams:
+            _, _, (end,) = rest_of(stream)
+            assert isinstance(end, Error)
+            assert end.status == 503
+        until("the launcher to be gone", lambda: process.poll() is not None)
+        until("the port to notice", lambda: not rig.port.alive)
+        rig.close()
+    with launched(instance, "--tokenizer", str(small_tokenizer)) as process:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    assert leftovers(instance) == []
