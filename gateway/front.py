@@ -129,7 +129,8 @@ class Front:
         self._stop = threading.Event()
         self._looking = threading.Lock()
         self._ticked = 0.0
-        self._row.epoch += 1
+        if self._row.owner is not None:
+            self._row.epoch += 1
         self._row.claim(State.RUNNING)
         self._thread = threading.Thread(target=self._run, name="outfeed-reader", daemon=True)
         self._thread.start()

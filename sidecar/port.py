@@ -75,6 +75,8 @@ class SchedulerPort:
         self._readers = instance.board.rows(Role.READER)
         self._look_due = 0
         self._closed = False
+        if self._row.owner is not None:
+            self._row.epoch += 1
         self._row.claim(State.RUNNING)
 
     @classmethod
