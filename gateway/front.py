@@ -111,8 +111,8 @@ class Front:
             "step": instance.step(),
         }
         self._consumer = self._rings["egress"].consumer(0, self._bell)
-        control = self._rings["control"].writer(reader, doorbell=self._bell)
-        request = self._rings["request"].writer(reader, doorbell=self._bell)
+        control = self._rings["control"].writer(reader)
+        request = self._rings["request"].writer(reader)
         self._writers = (control, request)
         self.routes = RouteTable(reader, config.shards, config.slots)
         self.ingress = Ingress(control, request, self.routes)

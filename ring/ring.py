@@ -134,7 +134,7 @@ class Ring:
             f"ring {self.name!r}: {what} changed hands {_CLAIM_TRIES} times while it was being claimed"
         )
 
-    def writer(self, lane: int, *, doorbell: Doorbell | None = None) -> LaneWriter:
+    def writer(self, lane: int) -> LaneWriter:
         """Claim `lane` for this process; a dead process's lane is taken over at its last whole frame.
 
         Raises LaneOwned while a live process (this one included) has it, CorruptLane, IndexError.

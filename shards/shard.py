@@ -89,7 +89,7 @@ class _Lanes:
             return None
         ring = self._opened.egress(reader)
         self._rings.append(ring)
-        return ring.writer(self._shard, doorbell=self._bell)
+        return ring.writer(self._shard)
 
     def close(self) -> None:
         for ring in self._rings:

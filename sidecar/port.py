@@ -67,7 +67,7 @@ class SchedulerPort:
         self._bell = Doorbell.create(instance.bell(Role.SCHEDULER, rank))
         self._step = instance.step()
         self._request = instance.request()
-        self._writer = self._step.writer(rank, doorbell=self._bell)
+        self._writer = self._step.writer(rank)
         self._consumer = self._request.consumer(0, self._bell) if rank == 0 else None
         self._steps = StepWriter(self._writer, self._table)
         self._push: Final = self._steps.push
