@@ -12,18 +12,13 @@ there: it counts as one, whatever leads to it.
 docs/ingress.md has the argument why this is sound.
 """
 
-from dataclasses import dataclass
-
 from .regex_classes import Mask
-from .regex_graph import ANYWHERE, START_NS, UNLIMITED, Explosive, Front, Graph, TooComplex, allowed
 from .regex_knots import Knot
+from .regex_places import ANYWHERE, UNLIMITED, Explosive, Front, Graph, TooComplex
+from .regex_poly import Cost, Poly, add, highest, piled, times
+from .regex_tree import allowed
+from .regex_units import START_NS
 
-Poly = tuple[float, ...]
-"""Ways at place j, from above: p[0] are ways that happen once in the whole text, p[1] is a constant,
-p[k] counts C(j + k - 1, k - 1), that is about j^(k-1)/(k-1)!. Shifting by one sums over all places before."""
-
-MAX_DEGREE = 3
-"""A search may take up to n^3; beyond that nothing is admitted, however short the text."""
 MAX_COUNT = 1e12
 MULTIPLY_UP_TO = 4096
 MAX_CELLS = 24
@@ -34,57 +29,9 @@ Profile = list[Cell]
 """Ways by the last character: disjoint masks, each with its ways."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Nanoseconds of one search: sum of terms[k] · C(n + k, k). `degree` is the power of n."""
-
-    terms: Poly
-
-    @property
-    def degree(self) -> int:
-        """The highest power of the text's length."""
-        return max((k for k, term in enumerate(self.terms) if term), default=0)
-
-    def milliseconds(self, characters: int) -> float:
-        """Return the bound for a text of so many characters."""
-        total, binomial = 0.0, 1.0
-        for k, term in enumerate(self.terms):
-            if k:
-                binomial = binomial * (characters + k) / k
-            total += term * binomial
-        return total / 1e6
-
-
 def cost_of(graph: Graph) -> Cost:
     """Return the cost of a search. Raises Explosive, TooComplex."""
     return _Analysis(graph).run()
-
-
-def _add(a: Poly, b: Poly) -> Poly:
-    if len(a) < len(b):
-        a, b = b, a
-    if len(b) == 2 == len(a):
-        return (a[0] + b[0], a[1] + b[1])
-    return (*[x + y for x, y in zip(a, b, strict=False)], *a[len(b) :])
-
-
-def _max(a: Poly, b: Poly) -> Poly:
-    if len(a) < len(b):
-        a, b = b, a
-    return (*[x if x > y else y for x, y in zip(a, b, strict=False)], *a[len(b) :])
-
-
-def _times(a: Poly, factor: float) -> Poly:
-    if factor == 1.0:
-        return a
-    return tuple([x * factor for x in a])
-
-
-def _piled(a: Poly) -> Poly:
-    """Return the ways summed over all places before: what a loop holds when all that entered it stay."""
-    if len(a) > MAX_DEGREE:
-        raise Explosive(f"a search takes more than the text's length to the power of {MAX_DEGREE}")
-    return (0.0, *a)
 
 
 class _Analysis:
@@ -247,7 +194,7 @@ class _Analysis:
             for mask, poly in self._profile(source):
                 mask &= before
                 if mask and poly:
-                    cells = self._split(cells, mask, _times(poly, ways))
+                    cells = self._split(cells, mask, times(poly, ways))
         return cells
 
     def _split(self, cells: Profile, mask: Mask, poly: Poly) -> Profile:
@@ -259,7 +206,7 @@ class _Analysis:
             if not common:
                 found.append((cell, held))
                 continue
-            found.append((common, _add(held, poly)))
+            found.append((common, add(held, poly)))
             rest = cell & ~mask
             if rest:
                 found.append((rest, held))
@@ -275,7 +222,7 @@ class _Analysis:
         if len(front) == 1:
             source, ways, guard, _ = front[0]
             if guard is None and source and self.graph.high[source] > 0:
-                return _times(self.left[source], ways)
+                return times(self.left[source], ways)
         return self._most(self._cells(front, after))
 
     def _most(self, cells: Profile) -> Poly:
@@ -283,7 +230,7 @@ class _Analysis:
             return cells[0][1]
         most: Poly = ()
         for _, poly in cells:
-            most = _max(most, poly)
+            most = highest(most, poly)
         if len(most) > 1 and most[0] and max(sum(poly[:2]) for _, poly in cells) <= most[1]:
             # What happens once, at one place, adds nothing where each place is counted for as much.
             most = (0.0, *most[1:])
@@ -316,24 +263,24 @@ class _Analysis:
         self.held[node] = held
         if most != UNLIMITED and most - least + 1 < min(overlap, most):
             # Each way in leaves after least..most characters, so few leave at one place.
-            self.left[node] = _times(into, float(most - least + 1))
+            self.left[node] = times(into, float(most - least + 1))
         elif most != UNLIMITED:
             self.left[node] = (min(held[0], into[0] * (most - least + 1)), *held[1:])
         else:
             self.left[node] = held
         if most == least and any(edge[0] == node and edge[3] for edge in graph.final):
             # Whoever reaches the count ends the search, so all others fall short: by half, on average.
-            self.held[node] = _times(held, 0.5)
+            self.held[node] = times(held, 0.5)
 
     def _held(self, into: Poly, overlap: float, most: int) -> Poly:
         """Return how many ways a loop holds, when at most `overlap` entries can be in it together."""
         times = min(overlap, float(most))
         if times > MULTIPLY_UP_TO:
-            return _piled(into)
+            return piled(into)
         held: Poly = (0.0, *[x * times for x in into[1:]])
         if into[0]:
             # What enters once in the whole text stays for as long as the loop lasts.
-            held = _add(held, (into[0] * most,) if most <= MULTIPLY_UP_TO else (0.0, into[0]))
+            held = add(held, (into[0] * most,) if most <= MULTIPLY_UP_TO else (0.0, into[0]))
         return held
 
     def _overlap(self, node: int, high: Mask) -> float:
@@ -424,8 +371,9 @@ class _Analysis:
             own = knot.inside | self.sure
             hubs = [
                 hub
-                for hub in graph.width
-                if any(edge[0] in knot.inside for edge in graph.preds[hub])
+                for hub, width in graph.width.items()
+                if width > 1
+                and any(edge[0] in knot.inside for edge in graph.preds[hub])
                 and all(edge[0] in own for edge in graph.preds[hub])
             ]
             share = sum(graph.spent[hub] / graph.width[hub] for hub in hubs)
@@ -435,7 +383,7 @@ class _Analysis:
         for hub in knot.hubs:
             cells: Profile = []
             for source, count, _ in knot.sources(hub):
-                cells = self._split(cells, graph.high[source], _times(held, count))
+                cells = self._split(cells, graph.high[source], times(held, count))
             outside = [edge for edge in graph.preds[hub] if edge[0] not in knot.inside]
             for mask, more in self._cells(outside, self.all):
                 cells = self._split(cells, mask, more)
@@ -507,7 +455,7 @@ class _Analysis:
         for mask, poly in by_mask.items():
             if mask & (mask - 1) == 0:
                 beside = next((other for cell, other in cells if cell & mask), ())
-                most = _max(most, _add(poly, beside))
+                most = highest(most, add(poly, beside))
         return Cost(most)
 
 
@@ -519,6 +467,6 @@ def _fewer(cells: Profile) -> Profile:
         pair = cells[i : i + 2]
         mask, poly = pair[0]
         if len(pair) == 2:
-            mask, poly = mask | pair[1][0], _max(poly, pair[1][1])
+            mask, poly = mask | pair[1][0], highest(poly, pair[1][1])
         joined.append((mask, poly))
     return joined

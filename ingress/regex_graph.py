@@ -1,132 +1,44 @@
-"""A parsed pattern as a graph of positions: what the backtracking engine can be doing, and after what.
+"""A parsed pattern becomes a graph: what each construct of the dialect adds to it (see `regex_places`).
 
-A *position* consumes one character of a class: it is "the last thing consumed". `preds` says after which
-positions it can come, on how many ways that consume nothing (`ways`), and under which guard. Node 0 is the
-start of a search: it comes after any character, as a search starts everywhere. A *hub* consumes nothing and
-joins ways. A repeat of one class is one position that loops; other repeats loop through a hub, or are
-written out when they are small.
-
-A guard is what anchors, `\\b` and one-character look-arounds ask of the characters before and after a place:
-a tuple of (before, after) masks, any one of which must hold. None asks nothing.
-
-What is spent at a place without consuming anything is added to `spent` of the position it was reached from,
-in nanoseconds: the constants below are twice what a quiet machine needs.
-
+What a construct cannot be modelled as is bounded: more ways, never fewer, and a note that says so.
 Must not know how much text there will be.
 """
 
-from dataclasses import dataclass, field
 from re import _constants as sre  # type: ignore[attr-defined]
 from typing import Any
 
-from .regex_classes import Alphabet, Class, Mask
-
-# Nanoseconds, from above for a quiet machine (see docs/ingress.md for how they were found).
-START_NS = 10.0
-LITERAL_NS = 3.0
-LITERAL_TAIL_NS = 1.0
-CLASS_NS = 4.5
-CATEGORY_NS = 11.0
-CLASS_ITEM_NS = 5.0
-FOLDED_NS = 12.0
-FOLDED_WIDE_NS = 24.0
-ANCHOR_NS = 6.0
-SCAN_LITERAL_NS = 1.6
-SCAN_ANY_NS = 1.3
-SCAN_CLASS_NS = 3.3
-SCAN_CATEGORY_NS = 6.0
-REPEAT_ONE_NS = 20.0
-EXIT_NS = 9.5
-LAZY_NS = 12.0
-REPEAT_NS = 22.0
-UNTIL_NS = 14.0
-MARK_NS = 4.0
-BRANCH_NS = 12.0
-ALTERNATIVE_NS = 10.0
-LOOK_NS = 22.0
-
-MAX_NODES = 300
-MAX_WORK = 2000
-MAX_WIDE = 6
-"""More ways into a place than this are joined in a hub."""
-MAX_WAYS = 1e9
-WRITTEN_OUT = 48
-"""A repeat is written out when that takes at most so many positions."""
-
-Guard = tuple[tuple[Mask, Mask], ...] | None
-Edge = tuple[int, float, Guard, bool]
-"""(from, ways, guard, sure): `sure` when nothing here can make the match fail."""
-Front = list[Edge]
-Unit = tuple[Any, Any]
-"""A parsed item that consumes one character: its code and argument."""
-
-_TYPE_FLAGS = sre.SRE_FLAG_ASCII | sre.SRE_FLAG_LOCALE | sre.SRE_FLAG_UNICODE
-_REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
-_UNITS = (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN)
+from .regex_places import (
+    ANYWHERE,
+    MAX_WAYS,
+    UNLIMITED,
+    WRITTEN_OUT,
+    Explosive,
+    Front,
+    Graph,
+    Places,
+    TooComplex,
+    doubted,
+)
+from .regex_tree import REPEATS, UNITS, Guard, Unit, both_of, combined, size, unwrapped
+from .regex_units import (
+    ALTERNATIVE_NS,
+    ANCHOR_NS,
+    BRANCH_NS,
+    EXIT_NS,
+    FOLDED_NS,
+    LAZY_NS,
+    LITERAL_TAIL_NS,
+    LOOK_NS,
+    MARK_NS,
+    REPEAT_NS,
+    REPEAT_ONE_NS,
+    SCAN_LITERAL_NS,
+    UNTIL_NS,
+)
 
 
-class TooComplex(Exception):
-    """The graph, or the work to make it, is larger than the analysis allows itself."""
-
-
-class Explosive(Exception):
-    """The pattern can take exponentially many ways through the same text; says where that was seen."""
-
-
-@dataclass(slots=True)
-class Graph:
-    """See the module. All lists are by node."""
-
-    alphabet: Alphabet
-    high: list[Mask] = field(default_factory=list)
-    """The class of a position; 0 for a hub."""
-    preds: list[Front] = field(default_factory=list)
-    least: list[int] = field(default_factory=list)
-    """How often a position's class is repeated at least…"""
-    most: list[int] = field(default_factory=list)
-    """…and at most: 1, a bound, or UNLIMITED."""
-    scan: list[float] = field(default_factory=list)
-    """Nanoseconds for consuming one character here."""
-    spent: list[float] = field(default_factory=list)
-    spent_after: dict[tuple[int, Mask], float] = field(default_factory=dict)
-    """The same, but only where the last character was one of a mask."""
-    runs: dict[int, list[Mask]] = field(default_factory=dict)
-    """The classes of a node that stands for several characters in a row; `high` is the last of them."""
-    halves: dict[int, int] = field(default_factory=dict)
-    """The optional part of a counted repeat of one class → its required part."""
-    run_costs: dict[int, list[float]] = field(default_factory=dict)
-    """What testing each of them but the first costs, spent where the one before it was read."""
-    width: dict[int, int] = field(default_factory=dict)
-    """How many characters, at least, are read between two visits of a loop's hub."""
-    final: Front = field(default_factory=list)
-    """After what the match is complete."""
-    cyclic: bool = False
-    """There are loops through hubs."""
-    notes: set[str] = field(default_factory=set)
-    """What was bounded instead of modelled."""
-
-
-UNLIMITED = 1 << 62
-ANYWHERE = -1
-"""`high` of a hub that may come after any character (the body of a look-behind)."""
-
-
-class Builder:
+class Builder(Places):
     """Makes the graph of one parsed pattern."""
-
-    def __init__(self, alphabet: Alphabet, group_widths: list[tuple[int, int] | None]) -> None:
-        self.graph = Graph(alphabet)
-        self._alphabet = alphabet
-        self._widths = group_widths
-        self._groups: dict[int, tuple[Any, int]] = {}
-        self._work = 0
-        self._classes: dict[Any, tuple[Class, float, float]] = {}
-        self._tail: tuple[int, ...] = ()
-        """The positions of a repeat of one class, when what comes next follows it directly."""
-        self._marks = 0
-        self._floor = 1
-        self._in_loop = 0
-        self._new(alphabet.all | alphabet.edge, [], 1, 1, 0.0)
 
     def build(self, parsed: Any, flags: int) -> Graph:
         """Return the graph. Raises TooComplex, Explosive."""
@@ -155,77 +67,10 @@ class Builder:
                     continue
                 self._charge(len(graph.preds[source]))
                 for before, more, inner, also in graph.preds[source]:
-                    both = _both(inner, guard)
+                    both = both_of(inner, guard)
                     if both != ():
                         into.append((before, ways * more, both, sure and also))
             graph.preds[node] = into
-
-    # -- nodes, fronts and guards
-
-    def _charge(self, work: int) -> None:
-        self._work += work
-        if self._work > MAX_WORK:
-            raise TooComplex("it takes too much work to analyse")
-
-    def _new(self, high: Mask, preds: Front, least: int, most: int, scan: float) -> int:
-        graph = self.graph
-        if len(graph.high) >= MAX_NODES:
-            raise TooComplex(f"it has more than {MAX_NODES} places to be in")
-        graph.high.append(high)
-        graph.preds.append(preds)
-        graph.least.append(least)
-        graph.most.append(most)
-        graph.scan.append(scan)
-        graph.spent.append(0.0)
-        return len(graph.high) - 1
-
-    def _spend(self, front: Front, nanoseconds: float) -> None:
-        spent = self.graph.spent
-        self._charge(len(front))
-        for source, ways, guard, _ in front:
-            if guard is None:
-                spent[source] += ways * nanoseconds
-                continue
-            before = 0
-            for mask, _ in guard:
-                before |= mask
-            key = (source, before)
-            self.graph.spent_after[key] = self.graph.spent_after.get(key, 0.0) + ways * nanoseconds
-
-    def _merged(self, front: Front) -> Front:
-        """Add up the ways that are the same, and join what is still too many."""
-        self._charge(len(front))
-        if len(front) < 2:
-            return front
-        ways_of: dict[tuple[int, Guard, bool], float] = {}
-        for source, ways, guard, sure in front:
-            key = (source, guard, sure)
-            ways_of[key] = ways_of.get(key, 0.0) + ways
-        merged = [(source, ways, guard, sure) for (source, guard, sure), ways in ways_of.items()]
-        if any(edge[1] > MAX_WAYS for edge in merged):
-            raise Explosive("there are over 10^9 ways to match nothing")
-        return self._joined(merged, [])
-
-    def _joined(self, front: Front, more: Front) -> Front:
-        """Put two fronts that share nothing together, and join in a hub what is too many."""
-        front = front + more
-        if len(front) <= MAX_WIDE:
-            return front
-        floor = self._floor
-        inside = [edge for edge in front if edge[0] >= floor]
-        if len(inside) <= MAX_WIDE:
-            return front
-        hub = self._new(0, inside, 1, 1, 0.0)
-        return [*[edge for edge in front if edge[0] < floor], (hub, 1.0, None, True)]
-
-    def _guarded(self, front: Front, guard: Guard) -> Front:
-        self._spend(front, ANCHOR_NS)
-        result = []
-        for source, ways, before, _ in front:
-            both = _both(before, guard)
-            if both != ():
-                result.append((source, ways, both, False))
-        return result
 
     # -- the constructs
 
@@ -233,7 +78,7 @@ class Builder:
         run: list[Unit] = []
         for item in items:
             op, av = item
-            if op in _UNITS:
+            if op in UNITS:
                 run.append(item)
                 continue
             if run:
@@ -245,7 +90,7 @@ class Builder:
             self._tail = ()
             if op is sre.BRANCH:
                 front = self._branch(av[1], front, flags)
-            elif op in _REPEATS:
+            elif op in REPEATS:
                 front = self._repeat(op, av, front, flags)
             elif op is sre.SUBPATTERN:
                 front = self._group(av, front, flags)
@@ -255,7 +100,7 @@ class Builder:
                 front = self._look(op is sre.ASSERT_NOT, av, front, flags)
             elif op is sre.ATOMIC_GROUP:
                 self._spend(front, LOOK_NS)
-                if any(item[0] in _REPEATS or item[0] is sre.BRANCH for item in av.data):
+                if any(item[0] in REPEATS or item[0] is sre.BRANCH for item in av.data):
                     self.graph.notes.add("an atomic group is taken for a plain one")
                 front = self._sequence(av.data, front, flags)
             elif op is sre.GROUPREF:
@@ -267,38 +112,6 @@ class Builder:
             else:
                 raise TooComplex(f"the construct {op} is not modelled")
         return self._run(run, front, flags) if run and front else front
-
-    def _class(self, unit: Unit, flags: int) -> tuple[Class, float, float]:
-        """Return a unit's class, the cost of testing it once, and of consuming one of a run."""
-        op, av = unit
-        if op is sre.IN:
-            return self._new_class(op, av, flags)
-        known = self._classes.get((op, av, flags))
-        if known is None:
-            known = self._classes[op, av, flags] = self._new_class(op, av, flags)
-        return known
-
-    def _new_class(self, op: Any, av: Any, flags: int) -> tuple[Class, float, float]:
-        alphabet = self._alphabet
-        if op is sre.ANY:
-            low = alphabet.all if flags & sre.SRE_FLAG_DOTALL else alphabet.all & ~alphabet.newline
-            return (low, low), LITERAL_NS, SCAN_ANY_NS
-        if op is sre.IN:
-            slow = sum(_is_slow(part, arg) for part, arg in av)
-            test, scan = (CATEGORY_NS, SCAN_CATEGORY_NS) if slow else (CLASS_NS, SCAN_CLASS_NS)
-            if slow > 1:
-                test, scan = test + CLASS_ITEM_NS * slow, scan + CLASS_ITEM_NS * slow
-            found = alphabet.charset(av, flags)
-            if flags & sre.SRE_FLAG_IGNORECASE and not all(item[0] is sre.CATEGORY for item in av):
-                more = FOLDED_WIDE_NS if found[1] & alphabet.beyond else FOLDED_NS
-                test, scan = test + more, scan + more
-            return found, test, scan
-        found = alphabet.literal(av, flags)
-        if op is sre.NOT_LITERAL:
-            found = (alphabet.all & ~found[1], alphabet.all & ~found[0])
-        if flags & sre.SRE_FLAG_IGNORECASE:
-            return found, FOLDED_NS, FOLDED_NS
-        return found, LITERAL_NS, SCAN_LITERAL_NS
 
     def _unit(self, unit: Unit, front: Front, flags: int) -> Front:
         (_, high), test, scan = self._class(unit, flags)
@@ -339,7 +152,7 @@ class Builder:
 
     def _group(self, av: Any, front: Front, flags: int) -> Front:
         group, add, remove, body = av
-        flags = _combined(flags, add, remove)
+        flags = combined(flags, add, remove)
         if group is None:
             return self._sequence(body.data, front, flags)
         self._marks += 1
@@ -371,9 +184,9 @@ class Builder:
         if most == 0:
             return front
         unlimited = most == sre.MAXREPEAT
-        if len(body.data) == 1 and body.data[0][0] in _UNITS:
+        if len(body.data) == 1 and body.data[0][0] in UNITS:
             return self._class_repeat(op, least, UNLIMITED if unlimited else most, body.data[0], front, flags)
-        inner, groups, inner_flags = _unwrapped(body, flags)
+        inner, groups, inner_flags = unwrapped(body, flags)
         if inner is not None and unlimited and not self._in_loop:
             # `(a)*`: one class under groups; the engine takes the long way, the graph need not.
             for group in groups:
@@ -391,7 +204,7 @@ class Builder:
             self._spend(end, UNTIL_NS)
             self._tail = ()
             return self._merged([*front, *end])
-        if not unlimited and most <= 16 and most * _size(body) <= WRITTEN_OUT:
+        if not unlimited and most <= 16 and most * size(body) <= WRITTEN_OUT:
             return self._written_out(least, most, body, front, flags)
         return self._loop(least, most, body, front, flags)
 
@@ -478,7 +291,7 @@ class Builder:
         self._tail = ()
         if least > 1:
             # The count may not be reached yet: the match can still fail here.
-            end = _doubted(end)
+            end = doubted(end)
         graph = self.graph
         graph.preds[hub] = end
         graph.spent[hub] += around
@@ -497,9 +310,9 @@ class Builder:
         ways = 1.0
         for op, av in body.data:
             self._charge(1)
-            if op in _UNITS:
+            if op in UNITS:
                 return 0.0
-            if op in _REPEATS:
+            if op in REPEATS:
                 inner = self._empty_ways(av[2])
                 if av[0] == 0:
                     ways *= 1.0 + (inner if av[1] else 0.0)
@@ -544,7 +357,7 @@ class Builder:
         direction, body = av
         alphabet = self._alphabet
         anything = alphabet.all | alphabet.edge
-        if len(body.data) == 1 and body.data[0][0] in _UNITS:
+        if len(body.data) == 1 and body.data[0][0] in UNITS:
             (low, high), test, _ = self._class(body.data[0], flags)
             self._spend(front, LOOK_NS + test)
             side = anything & ~low if negative else high
@@ -557,7 +370,7 @@ class Builder:
         floor, self._floor = self._floor, len(self.graph.high)
         self._sequence(body.data, inside, flags)
         self._floor = floor
-        return _doubted(front)
+        return doubted(front)
 
     def _reference(self, group: int, front: Front, flags: int) -> Front:
         width = self._widths[group]
@@ -569,17 +382,17 @@ class Builder:
         if least == most and 0 < most <= 8 and not folded:
             # Text of one known length: whatever can match the group can stand here.
             self._spend(front, REPEAT_ONE_NS)
-            return _doubted(self._sequence(body.data, front, group_flags))
+            return doubted(self._sequence(body.data, front, group_flags))
         self.graph.notes.add("a back-reference is taken for any text of its group's length")
         self._spend(front, REPEAT_ONE_NS)
         alphabet = self._alphabet
         if most == 0:
-            return _doubted(front)
+            return doubted(front)
         bound = UNLIMITED if most >= sre.MAXREPEAT or self._in_loop else most
         node = self._new(alphabet.all, front, 2, bound, FOLDED_NS if folded else SCAN_LITERAL_NS)
         end: Front = [(node, 1.0, None, False)]
         if least == 0:
-            end += _doubted(front)
+            end += doubted(front)
         return self._merged(end)
 
     def _conditional(self, av: Any, front: Front, flags: int) -> Front:
@@ -588,89 +401,4 @@ class Builder:
         ends = self._sequence(yes.data, front, flags)
         ends = ends + (front if no is None else self._sequence(no.data, front, flags))
         # Which of the two is taken is not known: an empty one is no promise.
-        return self._merged(_doubted(ends))
-
-
-def _doubted(front: Front) -> Front:
-    """Say that the match may fail here."""
-    return [(source, ways, guard, False) for source, ways, guard, _ in front]
-
-
-def _both(first: Guard, second: Guard) -> Guard:
-    """Return the guard that asks both; the empty tuple when nothing can pass."""
-    if first is None or second is None:
-        return second if first is None else first
-    joined = [
-        (before & other_before, after & other_after)
-        for before, after in first
-        for other_before, other_after in second
-        if before & other_before and after & other_after
-    ]
-    return tuple(joined[:8]) if len(joined) <= 8 else first
-
-
-def allowed(guard: Guard, after: Mask) -> Mask:
-    """Return which characters may come before a place, when one of `after` comes next."""
-    if guard is None:
-        return -1
-    before = 0
-    for mask, following in guard:
-        if following & after:
-            before |= mask
-    return before
-
-
-def _combined(flags: int, add: int, remove: int) -> int:
-    if add & _TYPE_FLAGS:
-        flags &= ~_TYPE_FLAGS
-    return (flags | add) & ~remove
-
-
-def _is_slow(op: Any, av: Any) -> bool:
-    """Say whether the engine tests this part of a class by itself: what is not in its bit map."""
-    if op is sre.LITERAL:
-        return bool(av > 0xFFFF)
-    if op is sre.RANGE:
-        return bool(av[1] > 0xFFFF)
-    return op is sre.CATEGORY
-
-
-def _unwrapped(body: Any, flags: int) -> tuple[Any, list[int], int]:
-    """Look through groups for a single class: (its item or None, the groups around it, its flags)."""
-    groups: list[int] = []
-    while len(body.data) == 1:
-        op, av = body.data[0]
-        if op in _UNITS:
-            return (op, av), groups, flags
-        if op is not sre.SUBPATTERN:
-            break
-        if av[0] is not None:
-            groups.append(av[0])
-        flags = _combined(flags, av[1], av[2])
-        body = av[3]
-    return None, [], flags
-
-
-def _size(body: Any) -> int:
-    """Count the positions a body takes when it is written out, from above."""
-    total = 0
-    for op, av in body.data:
-        if op in _UNITS:
-            total += 1
-        elif op in _REPEATS:
-            inner = _size(av[2])
-            unit = len(av[2].data) == 1 and av[2].data[0][0] in _UNITS
-            total += inner if unit or av[1] == sre.MAXREPEAT else inner * min(av[1], 64)
-        elif op is sre.SUBPATTERN:
-            total += _size(av[3])
-        elif op is sre.ATOMIC_GROUP:
-            total += _size(av)
-        elif op is sre.BRANCH:
-            total += sum(_size(one) for one in av[1])
-        elif op is sre.ASSERT or op is sre.ASSERT_NOT:
-            total += _size(av[1])
-        elif op is sre.GROUPREF:
-            total += 8
-        elif op is sre.GROUPREF_EXISTS:
-            total += sum(_size(one) for one in av[1:] if one is not None)
-    return min(total, 1000)
+        return self._merged(doubted(ends))

@@ -9,7 +9,8 @@ Must not know of costs.
 from collections.abc import Callable
 
 from .regex_classes import Mask
-from .regex_graph import UNLIMITED, Explosive, Front, Graph, Guard, TooComplex, allowed
+from .regex_places import UNLIMITED, Explosive, Front, Graph, TooComplex
+from .regex_tree import Guard, allowed
 
 MAX_HUBS_IN_A_ROW = 64
 TWICE = "inside a repeat, the same text can be taken in two ways, each time around"

@@ -6,6 +6,7 @@ the automaton), pumped where it loops, repeated, cut short, and ended by a chara
 """
 
 import random
+import warnings
 from collections.abc import Iterator
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
@@ -131,7 +132,9 @@ def _atom(rng: random.Random, depth: int) -> str:
 
 def texts(pattern: str, length: int, rng: random.Random, limit: int = 16) -> list[str]:
     """Return up to `limit` texts of about `length` characters that are hard for a pattern."""
-    parsed = _parser.parse(pattern)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parsed = _parser.parse(pattern)
     flags = parsed.state.flags
     words = list(dict.fromkeys(_word(parsed, rng, flags, loops) for loops in (1, 1, 2, 0, 3, 1, 2)))
     loops = list(_loops(parsed, rng, flags))

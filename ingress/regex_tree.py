@@ -1,0 +1,99 @@
+"""Small questions about a parsed pattern, and guards: what a place asks of the characters beside it.
+
+A guard is what anchors, `\\b` and one-character look-arounds ask: a tuple of (before, after) masks, any one
+of which must hold; None asks nothing. Must not know of graphs or costs.
+"""
+
+from re import _constants as sre  # type: ignore[attr-defined]
+from typing import Any
+
+from .regex_classes import Mask
+
+Guard = tuple[tuple[Mask, Mask], ...] | None
+Unit = tuple[Any, Any]
+"""A parsed item that consumes one character: its code and argument."""
+
+UNITS = (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN)
+REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
+_TYPE_FLAGS = sre.SRE_FLAG_ASCII | sre.SRE_FLAG_LOCALE | sre.SRE_FLAG_UNICODE
+
+
+def both_of(first: Guard, second: Guard) -> Guard:
+    """Return the guard that asks both; the empty tuple when nothing can pass."""
+    if first is None or second is None:
+        return second if first is None else first
+    joined = [
+        (before & other_before, after & other_after)
+        for before, after in first
+        for other_before, other_after in second
+        if before & other_before and after & other_after
+    ]
+    return tuple(joined[:8]) if len(joined) <= 8 else first
+
+
+def allowed(guard: Guard, after: Mask) -> Mask:
+    """Return which characters may come before a place, when one of `after` comes next."""
+    if guard is None:
+        return -1
+    before = 0
+    for mask, following in guard:
+        if following & after:
+            before |= mask
+    return before
+
+
+def combined(flags: int, add: int, remove: int) -> int:
+    """Return the flags inside a group that adds some and removes some."""
+    if add & _TYPE_FLAGS:
+        flags &= ~_TYPE_FLAGS
+    return (flags | add) & ~remove
+
+
+def is_slow(op: Any, av: Any) -> bool:
+    """Say whether the engine tests this part of a class by itself: what is not in its bit map."""
+    if op is sre.LITERAL:
+        return bool(av > 0xFFFF)
+    if op is sre.RANGE:
+        return bool(av[1] > 0xFFFF)
+    return op is sre.CATEGORY
+
+
+def unwrapped(body: Any, flags: int) -> tuple[Any, list[int], int]:
+    """Look through groups for a single class: (its item or None, the groups around it, its flags)."""
+    groups: list[int] = []
+    while len(body.data) == 1:
+        op, av = body.data[0]
+        if op in UNITS:
+            return (op, av), groups, flags
+        if op is not sre.SUBPATTERN:
+            break
+        if av[0] is not None:
+            groups.append(av[0])
+        flags = combined(flags, av[1], av[2])
+        body = av[3]
+    return None, [], flags
+
+
+def size(body: Any) -> int:
+    """Count the positions a body takes when it is written out, from above."""
+    total = 0
+    for op, av in body.data:
+        if op in UNITS:
+            total += 1
+        elif op in REPEATS:
+            inner = size(av[2])
+            unit = len(av[2].data) == 1 and av[2].data[0][0] in UNITS
+            total += inner if unit or av[1] == sre.MAXREPEAT else inner * min(av[1], 64)
+        elif op is sre.SUBPATTERN:
+            total += size(av[3])
+        elif op is sre.ATOMIC_GROUP:
+            total += size(av)
+        elif op is sre.BRANCH:
+            total += sum(size(one) for one in av[1])
+        elif op is sre.ASSERT or op is sre.ASSERT_NOT:
+            total += size(av[1])
+        elif op is sre.GROUPREF:
+            total += 8
+        elif op is sre.GROUPREF_EXISTS:
+            total += sum(size(one) for one in av[1:] if one is not None)
+    return min(total, 1000)
