@@ -25,6 +25,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ._core import lib
+
 U32 = NDArray[np.uint32]
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
@@ -34,6 +36,9 @@ I32_TYPE: Final = np.dtype("<i4")
 F32_TYPE: Final = np.dtype("<f4")
 
 MAX_COUNT: Final = (1 << 31) - 1
+
+_sum: Final = lib.outfeed_sum_u32
+_ascends: Final = lib.outfeed_ascending_u32
 
 
 class Kind(IntEnum):
@@ -294,16 +299,18 @@ def decode_family(kind: int, entry: tuple[int, int, int], body: bytes, at: int, 
     k, positions, third = entry
     rows: U32 = np.frombuffer(body, U32_TYPE, k, at)
     counts: U32 = np.frombuffer(body, U32_TYPE, k, at + 4 * k)
+    # The same checks as `_ascending` and `_total`, over the body itself: ten times cheaper for a few rows.
+    if not _ascends(body, len(body), at, k, batch_rows):
+        _ascending(f"{name} rows", rows, batch_rows)
+    _same(name, "sum of counts", _sum(body, len(body), at + 4 * k, k), "positions", positions)
     at += 8 * k
-    _check_rows(name, rows, counts, batch_rows)
-    _same(name, "sum of counts", _total(counts), "positions", positions)
     if kind == Kind.HIDDEN_STATES:
         return Family(rows, counts, np.frombuffer(body, F32_TYPE, positions * third, at), width=third)
     lengths: U32 | None = None
     if kind in RAGGED:
         lengths = np.frombuffer(body, U32_TYPE, positions, at)
+        _same(name, "sum of lengths", _sum(body, len(body), at, positions), "entries", third)
         at += 4 * positions
-        _same(name, "sum of lengths", _total(lengths), "entries", third)
     values: F32 = np.frombuffer(body, F32_TYPE, third, at)
     return Family(rows, counts, values, np.frombuffer(body, I32_TYPE, third, at + 4 * third), lengths)
 

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..ring.finish import FinishReason
 from .columns import Columns
 
@@ -14,7 +17,11 @@ class Event:
     prompt_tokens: int
     stamp_ns: int
     finish: FinishReason | None
-    columns: Columns | None
+    @property
+    def columns(self) -> Columns | None: ...
+    @property
+    def columns_bytes(self) -> int: ...
+    def attach(self, columns: Columns | None) -> None: ...
     def __init__(
         self,
         text_utf8: bytes,
@@ -48,6 +55,7 @@ class LiveFields:
     channel: Any
     ids: bytearray
     next: int
+    columns_bytes: int
     def __init__(self, channel: Any) -> None: ...
 
 def deliver(
@@ -55,9 +63,15 @@ def deliver(
     body: bytes,
     layout: tuple[int, ...],
     stamp_ns: int,
-    special: dict[int, None] | None,
+    ending: dict[int, FinishReason] | None,
+    columns: dict[int, Columns] | None,
     fold_at: int,
     wakes: list[Any],
     odd: Callable[[int, int, Any, Any], object],
 ) -> int: ...
+def cut(
+    make: Callable[..., Any],
+    sizes: NDArray[np.uint64],
+    *columns: NDArray[Any],
+) -> list[Any]: ...
 def bind(event: type, frame: type, done: type) -> None: ...

@@ -181,11 +181,8 @@ class Channel(ChannelFields):
                 if type(item) is Control:
                     self.taken += len(item.body)
                 return item  # type: ignore[return-value]  # mypy keeps ChunkEvent, the test above excludes it
-            taken = self.taken + len(item.text_utf8) + len(item.ids_raw)
-            if item.columns is not None:
-                taken += item.columns.size
-            self.taken = taken
-            self.limit = self.capacity + taken + self.freed
+            self.taken += item.size
+            self.limit = -1 if self.gone else self.capacity + self.taken + self.freed
         finally:
             lock.release()
         return Frame(item) if item.finish is None else Done(item)

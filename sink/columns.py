@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ring.families import FAMILIES, Families, Family, Kind, TokenTexts
+from ._deliver import cut
 
 
 class Flat(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +75,7 @@ class Columns(msgspec.Struct, gc=False):
     """What one event has of the families, in their order; None where it has none.
 
     `texts` maps the ids in them to their text, for a request that asked with `return_text_in_logprobs`.
+    `size` is their bytes of content: what a sink's capacity counts. It is counted when it is not given.
     """
 
     output_logprobs: Flat | None = None
@@ -84,20 +86,14 @@ class Columns(msgspec.Struct, gc=False):
     input_ids_logprobs: Ragged | None = None
     hidden_states: Hidden | None = None
     texts: dict[int, str] | None = None
+    size: int = -1
 
-    @property
-    def size(self) -> int:
-        """Bytes of content."""
-        total = 0
-        for part in self.parts():
-            if part is None:
-                continue
-            total += len(part.values_raw)
-            if not isinstance(part, Hidden):
-                total += len(part.ids_raw)
-                if isinstance(part, Ragged):
-                    total += len(part.lengths_raw)
-        return total if self.texts is None else total + sum(map(_text_size, self.texts.values()))
+    def __post_init__(self) -> None:
+        if self.size >= 0:
+            return
+        self.size = sum(sum(map(len, _raw(part))) for part in self.parts() if part is not None)
+        if self.texts is not None:
+            self.size += sum(map(_text_size, self.texts.values()))
 
     def parts(self) -> tuple[Flat | Ragged | Hidden | None, ...]:
         """Return the seven families by `Kind`."""
@@ -118,56 +114,50 @@ def columns_of(families: Families, texts: TokenTexts | None) -> dict[int, Column
     for kind, family in enumerate(families):
         if family is None:
             continue
-        for row, part in _split(family):
-            if (parts := found.get(row)) is None:
-                parts = found[row] = [None] * FAMILIES
-            parts[kind] = part
-    columns = {row: Columns(*parts) for row, parts in found.items()}
+        parts, sizes = _split(family)
+        for row, part, size in zip(family.rows.tolist(), parts, sizes, strict=True):
+            fields = found.get(row)
+            if fields is None:
+                fields = found[row] = [None] * FAMILIES + [None, 0]
+            fields[kind] = part
+            fields[-1] += size
     if texts is not None:
         known = texts.as_dict()
         for row in texts.rows.tolist():
-            if row in columns:
-                columns[row].texts = _only(known, columns[row])
-    return columns
+            if row in found:
+                fields = found[row]
+                fields[-2] = wanted = _only(known, fields[:FAMILIES])
+                fields[-1] += sum(map(_text_size, wanted.values()))
+    return {row: Columns(*fields) for row, fields in found.items()}
 
 
-def _split(family: Family) -> list[tuple[int, Flat | Ragged | Hidden]]:
-    """Cut a family's columns at its rows."""
-    rows, counts = family.rows.tolist(), family.counts.tolist()
-    values = family.values.tobytes()
-    cuts: list[tuple[int, Flat | Ragged | Hidden]] = []
-    start = 0
+def _split(family: Family) -> tuple[list[Flat] | list[Ragged] | list[Hidden], list[int]]:
+    """Cut a family's columns at its rows; return the pieces and their sizes in bytes."""
+    counts = family.counts.astype("<u8")
     if family.ids is None:
-        width = family.width
-        for row, count in zip(rows, counts, strict=True):
-            end = start + 4 * width * count
-            cuts.append((row, Hidden(values[start:end], count, width)))
-            start = end
-        return cuts
-    ids = family.ids.tobytes()
+        sizes = 4 * family.width * counts
+        raw = family.values.tobytes()
+        cuts = [0, *np.cumsum(sizes, dtype="<i8").tolist()]
+        vectors = counts.tolist()
+        hidden = [Hidden(raw[cuts[i] : cuts[i + 1]], vectors[i], family.width) for i in range(len(vectors))]
+        return hidden, sizes.tolist()
     if family.lengths is None:
-        for row, count in zip(rows, counts, strict=True):
-            end = start + 4 * count
-            cuts.append((row, Flat(values[start:end], ids[start:end])))
-            start = end
-        return cuts
-    lengths = family.lengths.tobytes()
-    # Where each row's entries end: the running sum of lengths, looked up at the running sum of counts.
-    running = np.concatenate(([0], np.cumsum(family.lengths, dtype=np.int64)))
-    ends = (4 * running[np.cumsum(family.counts, dtype=np.int64)]).tolist()
-    position = 0
-    for row, count, end in zip(rows, counts, ends, strict=True):
-        stop = position + 4 * count
-        cuts.append((row, Ragged(lengths[position:stop], values[start:end], ids[start:end])))
-        start, position = end, stop
-    return cuts
+        sizes = 4 * counts
+        both = np.repeat(sizes, 2)
+        return cut(Flat, both, family.values, family.ids), (2 * sizes).tolist()
+    # Each row's entries: the running sum of lengths, looked up at the running sum of counts.
+    running = np.concatenate((np.zeros(1, "<u8"), np.cumsum(family.lengths, dtype="<u8")))
+    ends = running[np.concatenate((np.zeros(1, "<i8"), np.cumsum(counts, dtype="<i8")))]
+    entries = 4 * (ends[1:] - ends[:-1])
+    sizes = np.column_stack((4 * counts, entries, entries))
+    return cut(Ragged, sizes, family.lengths, family.values, family.ids), sizes.sum(axis=1).tolist()
 
 
-def _only(texts: dict[int, str], columns: Columns) -> dict[int, str]:
+def _only(texts: dict[int, str], parts: Sequence[Flat | Ragged | Hidden | None]) -> dict[int, str]:
     """Keep the texts that these columns name."""
     return {
         token: texts[token]
-        for part in columns.parts()
+        for part in parts
         if part is not None and not isinstance(part, Hidden)
         for token in part.ids.tolist()
         if token in texts
@@ -220,7 +210,9 @@ def _text_size(text: str) -> int:
     return 4 + len(text.encode("utf-8"))
 
 
-def _raw(part: Flat | Ragged) -> Sequence[bytes]:
+def _raw(part: Flat | Ragged | Hidden) -> Sequence[bytes]:
+    if isinstance(part, Hidden):
+        return (part.values_raw,)
     if isinstance(part, Ragged):
         return (part.lengths_raw, part.values_raw, part.ids_raw)
     return (part.values_raw, part.ids_raw)

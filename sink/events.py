@@ -41,8 +41,7 @@ class ChunkEvent(Event):
     @property
     def size(self) -> int:
         """Bytes of content: what a sink's capacity counts."""
-        size = len(self.text_utf8) + len(self.ids_raw)
-        return size if self.columns is None else size + self.columns.size
+        return len(self.text_utf8) + len(self.ids_raw) + self.columns_bytes
 
     def _fields(self) -> tuple[object, ...]:
         return (

@@ -67,7 +67,7 @@ class Live(LiveFields):
     channel is its sink's, next the `first` that its next row must have, ids all ids delivered (i32).
     """
 
-    __slots__ = ("columns_bytes", "rid", "route", "sender")
+    __slots__ = ("rid", "route", "sender")
 
     channel: Channel
 
@@ -76,7 +76,6 @@ class Live(LiveFields):
         self.route = route
         self.rid = rid
         self.sender = sender  # held: a sender that is dropped ends its stream
-        self.columns_bytes = 0
 
     @property
     def text_bytes(self) -> int:
@@ -292,7 +291,7 @@ class Reader:
         if step.text_at is None:
             raise BadFrame("a BATCH without text does not belong on an egress ring", _routes(step))
         finishes: dict[int, FinishReason] = dict(step.finishes)
-        columns = columns_of(step.families, step.texts) if step.families else {}
+        columns = columns_of(step.families, step.texts) if step.families else None
         odd_delivered = 0
 
         def odd(row: int, route: int, live: Live | None, event: ChunkEvent) -> None:
@@ -301,7 +300,6 @@ class Reader:
                 self._unexpected(live, route, event.first, event.generated)
                 return
             event.finish = finishes.get(row)
-            event.columns = columns.get(row)
             odd_delivered += self._deliver(
                 live, event, "stop found by its shard" if row in step.ended else None
             )
@@ -311,7 +309,8 @@ class Reader:
             step.raw,
             step.layout(),
             step.stamp_ns,
-            dict.fromkeys(finishes.keys() | columns.keys()) or None,
+            finishes or None,
+            columns,
             FOLD_AT,
             self._wakes,
             odd,
@@ -320,20 +319,18 @@ class Reader:
         self._stats.delivered += delivered + odd_delivered
 
     def _deliver(self, live: Live, event: ChunkEvent, abort: str | None) -> bool:
-        """Deliver an event that may be the last one, have columns, or not fit; False when it was refused.
+        """Deliver an event that may be the last one or not fit; False when it was refused.
 
         `abort` is for a last one that the scheduler does not know to be that.
         """
-        columns_bytes = 0 if event.columns is None else event.columns.size
-        size = len(event.text_utf8) + len(event.ids_raw) + columns_bytes
         try:
-            waiter = live.channel.push(event, size)
+            waiter = live.channel.push(event, event.size)
         except (SinkFull, SinkClosed) as error:
             self._refused(live, error)
             return False
         if waiter is not None:
             self._wakes.append(waiter)
-        live.columns_bytes += columns_bytes
+        live.columns_bytes += event.columns_bytes
         live.next = event.first + event.generated
         live.ids.extend(event.ids_raw)
         if event.finish is not None:

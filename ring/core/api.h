@@ -142,3 +142,5 @@ int ring_consumer_stats(const ring *r, uint32_t index, consumer_stats *out);
 uint64_t outfeed_check(const uint8_t *data, size_t size, uint64_t seed);
 /* The sum of `count` u32 at offset `at`; UINT64_MAX when they are not within `size`. */
 uint64_t outfeed_sum_u32(const uint8_t *data, size_t size, size_t at, size_t count);
+/* Whether they are within `size`, each above the one before it and below `limit`. */
+int outfeed_ascending_u32(const uint8_t *data, size_t size, size_t at, size_t count, uint32_t limit);

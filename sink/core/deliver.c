@@ -19,7 +19,7 @@
 #include <structmember.h>
 
 /* Set once by bind(): the Python classes this file makes. */
-static PyObject *event_type, *frame_type, *done_type, *name_marked;
+static PyObject *event_type, *frame_type, *done_type, *name_marked, *name_size;
 
 static void drop(PyObject *self)
 {
@@ -34,18 +34,51 @@ typedef struct {
     PyObject_HEAD
     PyObject *text_utf8, *ids_raw, *finish, *columns;
     unsigned long long first, generated, prompt_tokens, stamp_ns;
+    long long columns_bytes; /* what `columns` counts in a sink */
 } Event;
 
 static PyMemberDef event_members[] = {
     {"text_utf8", T_OBJECT_EX, offsetof(Event, text_utf8), 0, NULL},
     {"ids_raw", T_OBJECT_EX, offsetof(Event, ids_raw), 0, NULL},
     {"finish", T_OBJECT, offsetof(Event, finish), 0, NULL},
-    {"columns", T_OBJECT, offsetof(Event, columns), 0, NULL},
+    {"columns", T_OBJECT, offsetof(Event, columns), READONLY, NULL},
+    {"columns_bytes", T_LONGLONG, offsetof(Event, columns_bytes), READONLY, NULL},
     {"first", T_ULONGLONG, offsetof(Event, first), 0, NULL},
     {"generated", T_ULONGLONG, offsetof(Event, generated), 0, NULL},
     {"prompt_tokens", T_ULONGLONG, offsetof(Event, prompt_tokens), 0, NULL},
     {"stamp_ns", T_ULONGLONG, offsetof(Event, stamp_ns), 0, NULL},
     {NULL, 0, 0, 0, NULL}};
+
+/* Give an event its columns and take their size from them. */
+static int attach_columns(Event *event, PyObject *columns)
+{
+    long long size = 0;
+    if (columns != Py_None) {
+        PyObject *number = PyObject_GetAttr(columns, name_size);
+        if (number == NULL) return -1;
+        size = PyLong_AsLongLong(number);
+        Py_DECREF(number);
+        if (size == -1 && PyErr_Occurred()) return -1;
+        if (size < 0) {
+            PyErr_Format(PyExc_ValueError, "columns have a size of %lld", size);
+            return -1;
+        }
+    }
+    PyObject *old = event->columns;
+    event->columns = Py_NewRef(columns);
+    event->columns_bytes = size;
+    Py_XDECREF(old);
+    return 0;
+}
+
+static PyObject *event_attach(PyObject *self, PyObject *columns)
+{
+    if (attach_columns((Event *)self, columns) != 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef event_methods[] = {{"attach", event_attach, METH_O, "Give the event its columns."},
+                                      {NULL, NULL, 0, NULL}};
 
 static int event_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -61,16 +94,16 @@ static int event_init(PyObject *object, PyObject *args, PyObject *kwargs)
         values[i] = PyLong_AsUnsignedLongLong(numbers[i]);
         if (values[i] == (unsigned long long)-1 && PyErr_Occurred()) return -1;
     }
-    PyObject *old[4] = {self->text_utf8, self->ids_raw, self->finish, self->columns};
+    if (attach_columns(self, columns) != 0) return -1;
+    PyObject *old[3] = {self->text_utf8, self->ids_raw, self->finish};
     self->text_utf8 = Py_NewRef(text);
     self->ids_raw = Py_NewRef(ids);
     self->finish = Py_NewRef(finish);
-    self->columns = Py_NewRef(columns);
     self->first = values[0];
     self->generated = values[1];
     self->prompt_tokens = values[2];
     self->stamp_ns = values[3];
-    for (int i = 0; i < 4; i++) Py_XDECREF(old[i]);
+    for (int i = 0; i < 3; i++) Py_XDECREF(old[i]);
     return 0;
 }
 
@@ -88,6 +121,7 @@ static void event_dealloc(PyObject *object)
 static PyType_Slot event_slots[] = {{Py_tp_init, event_init},
                                     {Py_tp_dealloc, event_dealloc},
                                     {Py_tp_members, event_members},
+                                    {Py_tp_methods, event_methods},
                                     {Py_tp_doc, "A run of output tokens; ChunkEvent is its public face."},
                                     {0, NULL}};
 static PyType_Spec event_spec = {"outfeed.sink._deliver.Event", sizeof(Event), 0,
@@ -198,7 +232,6 @@ static PyObject *channel_take_one(PyObject *object, PyObject *unused)
     if (item == NULL) return NULL;
     if (waiting != 1 || Py_TYPE(item) != (PyTypeObject *)event_type) Py_RETURN_FALSE;
     Event *event = (Event *)item;
-    if (event->columns != Py_None) Py_RETURN_FALSE;
     Py_INCREF(item);
     PyObject *wrapped =
         PyObject_CallFunctionObjArgs(event->finish == Py_None ? frame_type : done_type, item, NULL);
@@ -209,7 +242,7 @@ static PyObject *channel_take_one(PyObject *object, PyObject *unused)
         Py_DECREF(wrapped);
         Py_RETURN_FALSE;
     }
-    self->taken += PyBytes_Size(event->text_utf8) + PyBytes_Size(event->ids_raw);
+    self->taken += PyBytes_Size(event->text_utf8) + PyBytes_Size(event->ids_raw) + event->columns_bytes;
     self->limit = self->gone ? -1 : self->capacity + self->taken + self->freed;
     self->received++;
     if (PyList_SetSlice(self->fresh, 0, 1, NULL) != 0) {
@@ -237,11 +270,13 @@ typedef struct {
     PyObject *channel; /* a Channel, set once */
     PyObject *ids;     /* bytearray */
     unsigned long long next;
+    long long columns_bytes; /* of what was sent, the part that is neither text nor ids */
 } Live;
 
 static PyMemberDef live_members[] = {{"channel", T_OBJECT_EX, offsetof(Live, channel), READONLY, NULL},
                                      {"ids", T_OBJECT_EX, offsetof(Live, ids), READONLY, NULL},
                                      {"next", T_ULONGLONG, offsetof(Live, next), 0, NULL},
+                                     {"columns_bytes", T_LONGLONG, offsetof(Live, columns_bytes), 0, NULL},
                                      {NULL, 0, 0, 0, NULL}};
 
 static PyTypeObject *channel_base;
@@ -340,13 +375,14 @@ static int deliver_row(Live *live, PyObject *event, Py_ssize_t size, uint32_t fi
 {
     Channel *channel = (Channel *)live->channel;
     if (channel == NULL) return 0; /* made without __init__ */
-    long long sent = channel->sent + size;
-    if (live->next != first || sent > channel->limit || channel->ended) return 0;
     Event *made = (Event *)event;
+    long long sent = channel->sent + size + made->columns_bytes;
+    if (live->next != first || sent > channel->limit || channel->ended) return 0;
     if (append_ids(live->ids, (const uint8_t *)PyBytes_AsString(made->ids_raw), PyBytes_Size(made->ids_raw)) != 0)
         return -1;
     if (PyList_Append(channel->fresh, event) != 0) return -1;
     channel->sent = sent;
+    live->columns_bytes += made->columns_bytes;
     live->next = (unsigned long long)first + generated;
     if (PyList_Size(channel->fresh) > fold_at) {
         PyObject *done = PyObject_CallMethod((PyObject *)channel, "try_fold", NULL);
@@ -356,21 +392,89 @@ static int deliver_row(Live *live, PyObject *event, Py_ssize_t size, uint32_t fi
     return mark_waiter(channel, wakes) == 0 ? 1 : -1;
 }
 
-/* deliver(table, body, layout, stamp_ns, special, fold_at, wakes, odd) -> rows delivered here.
+static int has_row(PyObject *dict, Py_ssize_t row)
+{
+    PyObject *index = PyLong_FromSsize_t(row);
+    int has = index == NULL ? -1 : PyDict_Contains(dict, index);
+    Py_XDECREF(index);
+    return has;
+}
+
+/* Give the event its row's columns, if it has any. */
+static int attach_row(Event *event, PyObject *columns, Py_ssize_t row)
+{
+    PyObject *index = PyLong_FromSsize_t(row);
+    PyObject *found = index == NULL ? NULL : PyDict_GetItemWithError(columns, index);
+    Py_XDECREF(index);
+    if (found == NULL) return PyErr_Occurred() ? -1 : 0;
+    return attach_columns(event, found);
+}
+
+/* ── cut ──────────────────────────────────────────────────────────────────────────────────────────── */
+
+/* cut(make, sizes, *columns) -> [make(bytes, ...), ...]: cut each column into consecutive pieces.
+ *
+ * sizes: u64 bytes, one row of len(columns) per piece. Every piece is checked against its column. */
+static PyObject *cut_pieces(PyObject *make, const Py_buffer *sizes, const Py_buffer *columns, Py_ssize_t count)
+{
+    Py_ssize_t at[3] = {0, 0, 0}, pieces = sizes->len / (8 * count);
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = 0; list != NULL && i < pieces; i++) {
+        PyObject *part[3] = {NULL, NULL, NULL}, *made = NULL;
+        int good = 1;
+        for (Py_ssize_t k = 0; good && k < count; k++) {
+            uint64_t size;
+            memcpy(&size, (const uint8_t *)sizes->buf + 8 * (i * count + k), 8);
+            good = size <= (uint64_t)(columns[k].len - at[k]);
+            if (!good) {
+                PyErr_Format(PyExc_ValueError, "cut: piece %zd runs past column %zd", i, k);
+                break;
+            }
+            part[k] = PyBytes_FromStringAndSize((const char *)columns[k].buf + at[k], (Py_ssize_t)size);
+            at[k] += (Py_ssize_t)size;
+            good = part[k] != NULL;
+        }
+        if (good) made = PyObject_CallFunctionObjArgs(make, part[0], part[1], part[2], NULL);
+        if (made == NULL || PyList_Append(list, made) != 0) Py_CLEAR(list);
+        Py_XDECREF(made);
+        for (int k = 0; k < 3; k++) Py_XDECREF(part[k]);
+    }
+    return list;
+}
+
+static PyObject *cut(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *make, *given[4] = {NULL, NULL, NULL, NULL}, *list = NULL;
+    Py_buffer buffers[4];
+    Py_ssize_t held = 0, count = PyTuple_Size(args) - 2;
+    if (!PyArg_ParseTuple(args, "OOOO|O:cut", &make, &given[0], &given[1], &given[2], &given[3])) return NULL;
+    while (held <= count && PyObject_GetBuffer(given[held], &buffers[held], PyBUF_SIMPLE) == 0) held++;
+    if (held == count + 1) {
+        if (buffers[0].len % (8 * count) == 0)
+            list = cut_pieces(make, &buffers[0], &buffers[1], count);
+        else
+            PyErr_SetString(PyExc_ValueError, "cut: sizes are not one row of u64 per piece");
+    }
+    while (held > 0) PyBuffer_Release(&buffers[--held]);
+    return list;
+}
+
+/* deliver(table, body, layout, stamp_ns, ending, columns, fold_at, wakes, odd) -> rows delivered here.
  *
  * table: {route: Live}. layout: offsets of routes, first, counts, prompt_tokens, ids, generated, text_lens,
- * text and its end, after the number of rows. special: a dict with the rows that go to `odd` in any case, or
- * None. odd(row, route, live | None, event) is called for every row that is not usual, in order. */
+ * text and its end, after the number of rows. ending: a dict with the rows that go to `odd` in any case, or
+ * None. columns: {row: Columns} or None. odd(row, route, live | None, event) is called for every row that is not usual, in order. */
 static PyObject *deliver(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *table, *body, *special, *wakes, *odd;
+    PyObject *table, *body, *ending, *columns, *wakes, *odd;
     layout l;
     unsigned long long stamp_ns;
     Py_ssize_t fold_at;
-    if (!PyArg_ParseTuple(args, "O!S(nnnnnnnnnn)KOnO!O:deliver", &PyDict_Type, &table, &body, &l.rows, &l.routes,
+    if (!PyArg_ParseTuple(args, "O!S(nnnnnnnnnn)KOOnO!O:deliver", &PyDict_Type, &table, &body, &l.rows, &l.routes,
                           &l.first, &l.counts, &l.prompt_tokens, &l.ids, &l.generated, &l.text_lens, &l.text, &l.end,
-                          &stamp_ns, &special, &fold_at, &PyList_Type, &wakes, &odd))
+                          &stamp_ns, &ending, &columns, &fold_at, &PyList_Type, &wakes, &odd))
         return NULL;
     l.body = (const uint8_t *)PyBytes_AsString(body);
     if (event_type == NULL || !layout_fits(&l, PyBytes_Size(body))) {
@@ -394,16 +498,12 @@ static PyObject *deliver(PyObject *module, PyObject *args)
         text += text_size, ids += ids_size;
         PyObject *live = key == NULL || event == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(table, key));
         int usual = PyErr_Occurred() ? -1 : 0;
+        if (usual == 0 && columns != Py_None) usual = attach_row((Event *)event, columns, row);
         if (usual == 0 && live != NULL && PyObject_TypeCheck(live, live_base)) {
-            int is_special = 0;
-            if (special != Py_None) {
-                PyObject *index = PyLong_FromSsize_t(row);
-                is_special = index == NULL ? -1 : PyDict_Contains(special, index);
-                Py_XDECREF(index);
-            }
-            usual = is_special < 0 ? -1
-                    : is_special   ? 0
-                                   : deliver_row((Live *)live, event, text_size + ids_size, first, generated, fold_at, wakes);
+            int ends = ending == Py_None ? 0 : has_row(ending, row);
+            usual = ends < 0 ? -1
+                    : ends   ? 0
+                             : deliver_row((Live *)live, event, text_size + ids_size, first, generated, fold_at, wakes);
         }
         if (usual == 0) {
             PyObject *index = PyLong_FromSsize_t(row);
@@ -450,6 +550,7 @@ static PyObject *bind(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"deliver", deliver, METH_VARARGS, "Deliver a checked step's usual rows; the others go to `odd`."},
+    {"cut", cut, METH_VARARGS, "Cut columns into consecutive pieces and make an object of each row of them."},
     {"bind", bind, METH_VARARGS, "Say which classes events and items are."},
     {NULL, NULL, 0, NULL}};
 
@@ -474,7 +575,8 @@ PyMODINIT_FUNC PyInit__deliver(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     name_marked = PyUnicode_InternFromString("marked");
-    if (name_marked == NULL || add_type(module, &event_spec, "Event", NULL) != 0 ||
+    name_size = PyUnicode_InternFromString("size");
+    if (name_marked == NULL || name_size == NULL || add_type(module, &event_spec, "Event", NULL) != 0 ||
         add_type(module, &channel_spec, "ChannelFields", &channel_base) != 0 ||
         add_type(module, &live_spec, "LiveFields", &live_base) != 0) {
         Py_DECREF(module);

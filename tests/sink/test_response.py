@@ -163,6 +163,7 @@ def test_merging_changes_nothing_of_the_sum(stream: list[ChunkEvent], reads: lis
             lagging.add(item.event)
     one, other = straight.whole(), lagging.whole()
     assert columns_out(one.columns) == columns_out(other.columns)
-    one.columns = other.columns = None
+    one.attach(None)
+    other.attach(None)
     assert one == other
     assert source.statistics().waiting_bytes == 0
