@@ -133,24 +133,17 @@ def columns_of(families: Families, texts: TokenTexts | None) -> dict[int, Column
 
 def _split(family: Family) -> tuple[list[Flat] | list[Ragged] | list[Hidden], list[int]]:
     """Cut a family's columns at its rows; return the pieces and their sizes in bytes."""
-    counts = family.counts.astype("<u8")
-    if family.ids is None:
-        sizes = 4 * family.width * counts
-        raw = family.values.tobytes()
-        cuts = [0, *np.cumsum(sizes, dtype="<i8").tolist()]
-        vectors = counts.tolist()
-        hidden = [Hidden(raw[cuts[i] : cuts[i + 1]], vectors[i], family.width) for i in range(len(vectors))]
-        return hidden, sizes.tolist()
-    if family.lengths is None:
-        sizes = 4 * counts
-        both = np.repeat(sizes, 2)
-        return cut(Flat, both, family.values, family.ids), (2 * sizes).tolist()
-    # Each row's entries: the running sum of lengths, looked up at the running sum of counts.
-    running = np.concatenate((np.zeros(1, "<u8"), np.cumsum(family.lengths, dtype="<u8")))
-    ends = running[np.concatenate((np.zeros(1, "<i8"), np.cumsum(counts, dtype="<i8")))]
-    entries = 4 * (ends[1:] - ends[:-1])
-    sizes = np.column_stack((4 * counts, entries, entries))
-    return cut(Ragged, sizes, family.lengths, family.values, family.ids), sizes.sum(axis=1).tolist()
+    if family.ids is not None:
+        make = Flat if family.lengths is None else Ragged
+        return cut(make, family.counts, family.lengths, family.values, family.ids)
+    hidden, sizes, start = [], [], 0
+    raw, width = family.values.tobytes(), family.width
+    for vectors in family.counts.tolist():
+        end = start + 4 * width * vectors
+        hidden.append(Hidden(raw[start:end], vectors, width))
+        sizes.append(end - start)
+        start = end
+    return hidden, sizes
 
 
 def _only(texts: dict[int, str], parts: Sequence[Flat | Ragged | Hidden | None]) -> dict[int, str]:

@@ -28,6 +28,13 @@ static void drop(PyObject *self)
     Py_DECREF(type);
 }
 
+static uint32_t u32_at(const uint8_t *body, Py_ssize_t column, Py_ssize_t row)
+{
+    uint32_t value;
+    memcpy(&value, body + column + 4 * row, 4);
+    return value;
+}
+
 /* ── Event: a row's own bytes and numbers ─────────────────────────────────────────────────────────── */
 
 typedef struct {
@@ -327,13 +334,6 @@ typedef struct {
     Py_ssize_t rows, routes, first, counts, prompt_tokens, ids, generated, text_lens, text, end;
 } layout;
 
-static uint32_t u32_at(const uint8_t *body, Py_ssize_t column, Py_ssize_t row)
-{
-    uint32_t value;
-    memcpy(&value, body + column + 4 * row, 4);
-    return value;
-}
-
 /* Whether every column lies within the body, in the order that deliver() walks them. */
 static int layout_fits(const layout *l, Py_ssize_t size)
 {
@@ -412,52 +412,77 @@ static int attach_row(Event *event, PyObject *columns, Py_ssize_t row)
 
 /* ── cut ──────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* cut(make, sizes, *columns) -> [make(bytes, ...), ...]: cut each column into consecutive pieces.
- *
- * sizes: u64 bytes, one row of len(columns) per piece. Every piece is checked against its column. */
-static PyObject *cut_pieces(PyObject *make, const Py_buffer *sizes, const Py_buffer *columns, Py_ssize_t count)
+/* One column being cut: `at` is where the next piece begins. */
+typedef struct {
+    Py_buffer buffer;
+    Py_ssize_t at;
+} column;
+
+static PyObject *piece(column *c, uint64_t elements)
 {
-    Py_ssize_t at[3] = {0, 0, 0}, pieces = sizes->len / (8 * count);
-    PyObject *list = PyList_New(0);
-    for (Py_ssize_t i = 0; list != NULL && i < pieces; i++) {
-        PyObject *part[3] = {NULL, NULL, NULL}, *made = NULL;
-        int good = 1;
-        for (Py_ssize_t k = 0; good && k < count; k++) {
-            uint64_t size;
-            memcpy(&size, (const uint8_t *)sizes->buf + 8 * (i * count + k), 8);
-            good = size <= (uint64_t)(columns[k].len - at[k]);
-            if (!good) {
-                PyErr_Format(PyExc_ValueError, "cut: piece %zd runs past column %zd", i, k);
-                break;
-            }
-            part[k] = PyBytes_FromStringAndSize((const char *)columns[k].buf + at[k], (Py_ssize_t)size);
-            at[k] += (Py_ssize_t)size;
-            good = part[k] != NULL;
-        }
-        if (good) made = PyObject_CallFunctionObjArgs(make, part[0], part[1], part[2], NULL);
-        if (made == NULL || PyList_Append(list, made) != 0) Py_CLEAR(list);
-        Py_XDECREF(made);
-        for (int k = 0; k < 3; k++) Py_XDECREF(part[k]);
+    Py_ssize_t left = c->buffer.len - c->at;
+    if (elements > (uint64_t)left / 4) {
+        PyErr_SetString(PyExc_ValueError, "cut: a row runs past its column");
+        return NULL;
     }
-    return list;
+    const char *from = (const char *)c->buffer.buf + c->at;
+    c->at += 4 * (Py_ssize_t)elements;
+    return PyBytes_FromStringAndSize(from, 4 * (Py_ssize_t)elements);
 }
 
+/* The entries of the next `count` positions; UINT64_MAX when they are not all there. */
+static uint64_t entries_of(const column *lengths, uint64_t count)
+{
+    uint64_t sum = 0;
+    if (count > (uint64_t)(lengths->buffer.len - lengths->at) / 4) return UINT64_MAX;
+    for (uint64_t i = 0; i < count; i++) sum += u32_at(lengths->buffer.buf, lengths->at, (Py_ssize_t)i);
+    return sum;
+}
+
+static int cut_row(PyObject *make, column *c, int ragged, uint32_t count, PyObject *parts, PyObject *sizes)
+{
+    uint64_t entries = ragged ? entries_of(&c[0], count) : count;
+    PyObject *lengths = ragged ? piece(&c[0], count) : NULL, *made = NULL, *size = NULL;
+    if (ragged && lengths == NULL) return -1;
+    PyObject *values = piece(&c[1], entries), *ids = values == NULL ? NULL : piece(&c[2], entries);
+    if (ids != NULL) {
+        made = ragged ? PyObject_CallFunctionObjArgs(make, lengths, values, ids, NULL)
+                      : PyObject_CallFunctionObjArgs(make, values, ids, NULL);
+        size = PyLong_FromUnsignedLongLong(8 * entries + (ragged ? 4 * (uint64_t)count : 0));
+    }
+    int failed = made == NULL || size == NULL || PyList_Append(parts, made) != 0 || PyList_Append(sizes, size) != 0;
+    Py_XDECREF(lengths);
+    Py_XDECREF(values);
+    Py_XDECREF(ids);
+    Py_XDECREF(made);
+    Py_XDECREF(size);
+    return failed ? -1 : 0;
+}
+
+/* cut(make, counts, lengths | None, values, ids) -> (parts, bytes of each): cut a family at its rows.
+ *
+ * counts u32 per row, lengths u32 per position of a ragged family. A part is make(values, ids) or
+ * make(lengths, values, ids). Every piece is checked against its column. */
 static PyObject *cut(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *make, *given[4] = {NULL, NULL, NULL, NULL}, *list = NULL;
-    Py_buffer buffers[4];
-    Py_ssize_t held = 0, count = PyTuple_Size(args) - 2;
-    if (!PyArg_ParseTuple(args, "OOOO|O:cut", &make, &given[0], &given[1], &given[2], &given[3])) return NULL;
-    while (held <= count && PyObject_GetBuffer(given[held], &buffers[held], PyBUF_SIMPLE) == 0) held++;
-    if (held == count + 1) {
-        if (buffers[0].len % (8 * count) == 0)
-            list = cut_pieces(make, &buffers[0], &buffers[1], count);
-        else
-            PyErr_SetString(PyExc_ValueError, "cut: sizes are not one row of u64 per piece");
+    PyObject *make, *given[4], *answer = NULL;
+    if (!PyArg_ParseTuple(args, "OOOOO:cut", &make, &given[0], &given[1], &given[2], &given[3])) return NULL;
+    int ragged = given[1] != Py_None, held = 0, failed = 0;
+    column columns[4] = {0};
+    if (!ragged) given[1] = given[0]; /* held like the others, not looked at */
+    while (held < 4 && PyObject_GetBuffer(given[held], &columns[held].buffer, PyBUF_SIMPLE) == 0) held++;
+    PyObject *parts = PyList_New(0), *sizes = PyList_New(0);
+    if (held == 4 && parts != NULL && sizes != NULL) {
+        Py_ssize_t rows = columns[0].buffer.len / 4;
+        for (Py_ssize_t row = 0; row < rows && !failed; row++)
+            failed = cut_row(make, &columns[1], ragged, u32_at(columns[0].buffer.buf, 0, row), parts, sizes) != 0;
+        if (!failed) answer = PyTuple_Pack(2, parts, sizes);
     }
-    while (held > 0) PyBuffer_Release(&buffers[--held]);
-    return list;
+    Py_XDECREF(parts);
+    Py_XDECREF(sizes);
+    while (held > 0) PyBuffer_Release(&columns[--held].buffer);
+    return answer;
 }
 
 /* deliver(table, body, layout, stamp_ns, ending, columns, fold_at, wakes, odd) -> rows delivered here.
