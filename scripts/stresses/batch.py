@@ -9,11 +9,16 @@ round make it again.
 
 import argparse
 import logging
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from outfeed.ring.batch import BadBatch, decode_batch
 from outfeed.sink import Done, Error, Frame
+
+# Last on the path, and only here: the material is the tests' own.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from tests.sink.front import Front, waiting
 from tests.sink.material import DAMAGES, Seeded, Step, check_invariants, draw_step, pick, reseal

@@ -283,7 +283,7 @@ def test_ten_thousand_sinks_leave_nothing_behind() -> None:
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert grown < 50_000
+    assert grown < 200_000  # a leaked sink is more than 500 bytes, ten thousand more than 5 MB
 
 
 def test_sinks_need_no_garbage_collector() -> None:
