@@ -1,6 +1,7 @@
 """The reader's promises: in order, exactly once, one ending each, one abort where the scheduler needs it."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import count
@@ -435,3 +436,37 @@ def test_a_corrupt_lane_costs_its_shard_alone(egress: tuple[Ring, Doorbell]) -> 
         reader.register(C, "c", sender)
         reader.drain()
         assert isinstance(waiting(source)[0], Error)
+
+
+def test_reader_and_handlers_race_and_nothing_is_lost() -> None:
+    """Threads switched as often as can be: takes, foldings and wake-ups meet everywhere."""
+    rows, steps = 8, 1500
+    front = Front()
+    routes = [make_route(0, 0, slot, 1) for slot in range(rows)]
+    sources = [front.open(route) for route in routes]
+    received: list[list[int]] = [[] for _ in routes]
+
+    def handle(slot: int) -> None:
+        for item in sources[slot]:
+            assert isinstance(item, Frame | Done)
+            received[slot] += item.event.ids.tolist()
+
+    bodies = [
+        step(*[row(route, first, "x", END if first == steps - 1 else None) for route in routes])
+        for first in range(steps)
+    ]
+    threads = [threading.Thread(target=handle, args=(slot,), daemon=True) for slot in range(rows)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for body in bodies:
+            front.arrive(body)
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert received == [list(range(steps))] * rows
+    assert all(source.statistics().waiting_bytes == 0 for source in sources)
+    assert sorted(front.ends) == sorted(routes)
