@@ -25,7 +25,7 @@ from .shapes import error_json, phrase
 
 log = logging.getLogger(__name__)
 
-LATE_S: Final = 0.01
+LATE_S: Final = 0.05
 """How long the head of a stream waits for the first event, to go out with it."""
 LINGER_S: Final = 2.0
 """How long what a refused client still sends is read and dropped, so that it gets to read the refusal."""

@@ -7,7 +7,6 @@ gateway's row on the board. HTTP is not known here: an HTTP front, a script or a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import threading
@@ -175,10 +174,14 @@ class Front:
         request = parse_generate(body, self.model)
         self._must_serve()
         prompts = await self._tokenize.ready(request)
-        with contextlib.ExitStack() as undo:
+        streams: list[Stream] = []
+        try:
+            streams.extend(self._start(self.ingress.open(prompt), None) for prompt in prompts)
+        except BaseException:
             # A batch is taken whole or not at all: a prompt that is refused closes those before it.
-            streams = [undo.enter_context(self._start(self.ingress.open(prompt), None)) for prompt in prompts]
-            undo.pop_all()
+            for stream in streams:
+                stream.close()
+            raise
         return streams
 
     async def control(self, op: str, body: bytes = b"", timeout: float = 10.0) -> bytes:
