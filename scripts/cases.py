@@ -109,13 +109,20 @@ def _stop_token(tokenizer: Any, case: Case, rng: random.Random) -> Case:
     )
 
 
-def beyond(tokenizer: Any, prompt: list[int], ids: list[int]) -> str:
+def beyond(tokenizer: Any, prompt: list[int], ids: list[int], skip_special: bool = True) -> str:
     """Return the text that `ids` add to a prompt's: what a stream must say.
 
-    A prompt may end inside a character. Then its decode ends in U+FFFD where the whole decode has the
-    character, which, once it is whole, belongs to the stream.
+    A prompt may end inside a character. Its decode then ends in U+FFFD where the whole decode has the
+    character, which, once it is whole, belongs to the stream; the characters before it do not, even where
+    the tokenizer (byte fallback) had made U+FFFD of them, too, for want of the last one's end.
     """
-    before: str = tokenizer.decode(prompt, skip_special_tokens=True)
-    whole: str = tokenizer.decode(prompt + ids, skip_special_tokens=True)
+    before: str = tokenizer.decode(prompt, skip_special_tokens=skip_special)
+    whole: str = tokenizer.decode(prompt + ids, skip_special_tokens=skip_special)
     same = next((k for k, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
+    if same < len(before) and not before.endswith("\ufffd"):
+        # Broken bytes of the output made U+FFFD of the prompt's own: the output is what it says alone.
+        return str(tokenizer.decode(ids, skip_special_tokens=skip_special))
+    if same < len(before):
+        shorter = [tokenizer.decode(prompt[:-k], skip_special_tokens=skip_special) for k in range(1, 4)]
+        same = max(same, *(len(text) for text in shorter if whole.startswith(text)), 0)
     return whole[same:]

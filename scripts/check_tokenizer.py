@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from cases import beyond
 from outfeed.ring.batch import Batch
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Register
@@ -47,12 +48,11 @@ def check(path: str, text: str, *, random_cases: int, length: int, seed: int) ->
     decoder = Decoder(table, TokenizerText(tokenizer) if table.fallback else None)
     cases, mismatches = 0, []
     for case in _cases(tokenizer, text, random_cases, length, random.Random(seed)):
-        want = tokenizer.decode([*case.prompt, *case.ids], skip_special_tokens=case.skip)
-        if case.prompt:
-            before = tokenizer.decode([*case.prompt], skip_special_tokens=case.skip)
-            if not want.startswith(before):
-                continue  # the output changed the prompt's own text: there is no text beyond it
-            want = want[len(before) :]
+        whole = tokenizer.decode([*case.prompt, *case.ids], skip_special_tokens=case.skip)
+        before = tokenizer.decode([*case.prompt], skip_special_tokens=case.skip)
+        if not whole.startswith(before.rstrip("\ufffd")):
+            continue  # the output changed the prompt's own text: there is no text beyond it
+        want = beyond(tokenizer, list(case.prompt), case.ids, case.skip)
         for cuts, got in _streamed(decoder, case):
             cases += 1
             if got != want:

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -91,14 +91,35 @@ class _Stops:
         if tokenizer is None or not (self.strings or self.patterns):
             return kept, reason
         spoken = self.ids[:-1] if reason else self.ids
-        tail = tokenizer.decode(spoken[max(0, before - self.window) :], skip_special_tokens=self.skip_special)
-        for text in self.strings:
-            if text in tail:
-                return kept, FinishReason.stop(text)
-        for pattern in self.patterns:
-            if pattern.search(tail):
-                return kept, FinishReason.stop(pattern.pattern)
+        for late, tail in self._tails(spoken, before, kept, tokenizer):
+            found = next((text for text in self.strings if text in tail), None) or next(
+                (pattern.pattern for pattern in self.patterns if pattern.search(tail)), None
+            )
+            if found is not None:
+                return kept - late, FinishReason.stop(found)
         return kept, reason
+
+    def _tails(
+        self, spoken: list[int], before: int, kept: int, tokenizer: Detokenize
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the text to search, and how many of the last ids it lacks.
+
+        A tail that begins or ends inside a character may be U+FFFD throughout, where bytes are tokens and a
+        run of them is text only as a whole. So it begins where text is whole, or past the rest of a
+        character that the prompt began; and without the ids that end it inside one, as an engine saw it then.
+        """
+        start = max(0, before - self.window)
+        while start > 0 and "\ufffd" in tokenizer.decode(spoken[start - 1 : start + 1]):
+            start -= 1
+        for late in range(kept):
+            for rest in range(4 if start == 0 else 1):
+                ids = spoken[start + rest : len(spoken) - late]
+                tail = tokenizer.decode(ids, skip_special_tokens=self.skip_special)
+                yield late, tail
+                if not tail.startswith("\ufffd"):
+                    break
+            if not tail.endswith("\ufffd"):
+                break
 
 
 @dataclass(slots=True)
