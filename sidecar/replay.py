@@ -36,6 +36,10 @@ from .steps import MAX_ROWS
 log = logging.getLogger(__name__)
 
 NO_LIMIT: Final = 1 << 30
+# Of a prompt, the ids that its output's first text follows on.
+PROMPT_TAIL: Final = 64
+# Ids more than a stop can have: some have no text (special ones that are skipped).
+SLACK: Final = 32
 PUSH_WAIT_S: Final = 0.5
 
 
@@ -61,10 +65,12 @@ class _Stops:
     patterns: list[re.Pattern[str]]
     window: int
     skip_special: bool
+    prompt: list[int]
+    """Its last ids: what the first text follows on."""
     ids: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, params: dict[str, object]) -> _Stops | None:
+    def of(cls, params: dict[str, object], prompt: list[int]) -> _Stops | None:
         tokens = frozenset(params.get("stop_token_ids") or ())  # type: ignore[call-overload]
         strings = list(params.get("stop_strs") or ())  # type: ignore[call-overload]
         patterns = [re.compile(pattern) for pattern in params.get("stop_regex_strs") or ()]  # type: ignore[attr-defined]
@@ -75,8 +81,9 @@ class _Stops:
             tokens,
             strings,
             patterns,
-            min(longest, NO_LIMIT) + 4,
+            min(longest, NO_LIMIT) + SLACK,
             bool(params.get("skip_special_tokens", True)),
+            prompt,
         )
 
     def check(self, new: list[int], tokenizer: Detokenize | None) -> tuple[int, FinishReason | None]:
@@ -104,20 +111,20 @@ class _Stops:
     ) -> Iterator[tuple[int, str]]:
         """Yield the text to search, and how many of the last ids it lacks.
 
-        A tail that begins or ends inside a character may be U+FFFD throughout, where bytes are tokens and a
-        run of them is text only as a whole. So it begins where text is whole, or past the rest of a
-        character that the prompt began; and without the ids that end it inside one, as an engine saw it then.
+        Where bytes are tokens, a run of them that begins or ends inside a character is U+FFFD throughout. So
+        a tail begins where no character is open, and is tried without the ids that may have opened one at its
+        end, as an engine saw it then. At the output's beginning it follows on the prompt.
         """
         start = max(0, before - self.window)
-        while start > 0 and "\ufffd" in tokenizer.decode(spoken[start - 1 : start + 1]):
+        while start > 0 and "\ufffd" in tokenizer.decode(spoken[start : start + 1]):
             start -= 1
+        context = [] if start else self.prompt
+        told = tokenizer.decode(context, skip_special_tokens=self.skip_special) if context else ""
         for late in range(kept):
-            for rest in range(4 if start == 0 else 1):
-                ids = spoken[start + rest : len(spoken) - late]
-                tail = tokenizer.decode(ids, skip_special_tokens=self.skip_special)
-                yield late, tail
-                if not tail.startswith("\ufffd"):
-                    break
+            ids = context + spoken[start : len(spoken) - late]
+            tail = tokenizer.decode(ids, skip_special_tokens=self.skip_special)
+            same = next((k for k, (a, b) in enumerate(zip(told, tail, strict=False)) if a != b), len(told))
+            yield late, tail[same:]
             if not tail.endswith("\ufffd"):
                 break
 
@@ -306,7 +313,8 @@ class Replay:
         self._left[row] = self._limit[row] = limit
         if request.logprobs.return_logprob or request.logprobs.top_logprobs_num:
             self._logprobs[request.route] = request.logprobs
-        if stops := _Stops.of(request.sampling_params):
+        prompt = np.frombuffer(request.input_ids[-4 * PROMPT_TAIL :], "<i4").tolist()
+        if stops := _Stops.of(request.sampling_params, prompt):
             self._stops[request.route] = stops
 
     def _abort(self, route: int) -> None:
