@@ -97,6 +97,7 @@ def _stop_token(tokenizer: Any, case: Case, rng: random.Random) -> Case:
     stop = rng.choice(case.ids[len(case.ids) // 2 :])
     ids = case.ids[: case.ids.index(stop) + 1]
     params = case.params | {"stop_token_ids": [stop]}
+    heard = ids[:-1] if stop else ids  # a matched token id 0 trims nothing
     return Case(
         case.rid,
         case.prompt,
@@ -104,7 +105,7 @@ def _stop_token(tokenizer: Any, case: Case, rng: random.Random) -> Case:
         params,
         case.corpus,
         ids,
-        beyond(tokenizer, case.prompt, ids[:-1]),
+        beyond(tokenizer, case.prompt, heard),
         "stop",
     )
 
