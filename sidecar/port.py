@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..ring import Doorbell, wait
 from ..ring.batch import encode_endings
-from ..ring.board import Role, State
+from ..ring.board import InstanceConfig, Role, State
 from ..ring.families import Families, Family, Kind
 from ..ring.finish import FinishReason
 from ..ring.frames import (
@@ -108,6 +108,11 @@ class SchedulerPort:
         """Whether the instance still runs. Also this rank's heartbeat: call it, or `recv`, now and then."""
         self._maybe_beat()
         return not self._closed and self._instance.alive
+
+    @property
+    def config(self) -> InstanceConfig:
+        """What the instance was started with: its tokenizer's path, vocabulary, context length, ranks …"""
+        return self._instance.config
 
     @property
     def stale_rows(self) -> int:
