@@ -27,6 +27,7 @@ import zmq
 from outfeed.ring import Doorbell, Ring, RingFull, wait
 
 END = b"."
+BODY, LAST = 1, 2  # tags on the ring
 TRIES = 3
 LONGEST_RUN_S = 20
 FORK = multiprocessing.get_context("fork")
@@ -98,7 +99,7 @@ class Outfeed(Transport):
             write = lane.write
 
             def send(body: bytes) -> None:
-                write(1, body, timeout=10.0)
+                write(BODY, body, timeout=10.0)
 
             go()
             body = os.urandom(self.size)
@@ -106,10 +107,10 @@ class Outfeed(Transport):
             while time.monotonic() < deadline:
                 for item in repeat(body, self.burst):
                     try:
-                        write(1, item)
+                        write(BODY, item)
                     except RingFull:
                         send(item)
-            write(2, END, timeout=10.0)
+            write(LAST, END, timeout=10.0)
 
     def receive(self) -> tuple[int, float]:
         """Batches of views; each frame's tag is looked at."""
@@ -123,8 +124,8 @@ class Outfeed(Transport):
                 continue
             if not start:
                 start = time.perf_counter()
-            for _lane, tag, body in frames:
-                if tag == 1 and len(body) > 1:
+            for _lane, tag, _body in frames:
+                if tag == BODY:
                     count += 1
                 else:
                     ended += 1
@@ -221,8 +222,8 @@ class Zmq(Transport):
         context = zmq.Context()
         push = context.socket(zmq.PUSH)
         push.setsockopt(zmq.SNDHWM, 10_000 if self.size < 65536 else 1000)
+        go()  # only now is it bound: connecting earlier sometimes never delivers anything
         push.connect(self.address)
-        go()
         body = os.urandom(self.size)
         if self.copy:
             send_for(seconds, self.burst, push.send, body)
