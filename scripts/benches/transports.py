@@ -209,6 +209,7 @@ class Zmq(Transport):
         self.folder = tempfile.TemporaryDirectory(prefix="outfeed-bench-")
         self.address = f"ipc://{self.folder.name}/{tag}"
         self.copy = size < 65536
+        self.done = FORK.Event()
 
     def connect(self) -> None:
         """Bind the PULL end."""
@@ -222,22 +223,25 @@ class Zmq(Transport):
         context = zmq.Context()
         push = context.socket(zmq.PUSH)
         push.setsockopt(zmq.SNDHWM, 10_000 if self.size < 65536 else 1000)
-        go()  # only now is it bound: connecting earlier sometimes never delivers anything
         push.connect(self.address)
+        go()
         body = os.urandom(self.size)
         if self.copy:
             send_for(seconds, self.burst, push.send, body)
         else:
             send_for(seconds, self.burst, lambda item: push.send(item, copy=False), body)
         push.send(END)
-        push.close(linger=60_000)
+        # A sender that leaves while its reader is at the high-water mark takes its last messages with it.
+        self.done.wait(LONGEST_RUN_S)
+        push.close(linger=0)
         context.term()
 
     def receive(self) -> tuple[int, float]:
         """`recv` one by one; frames for large bodies."""
-        if self.copy:
-            return self.counting(self.pull.recv)
-        return self.counting(lambda: self.pull.recv(copy=False))
+        try:
+            return self.counting(self.pull.recv if self.copy else lambda: self.pull.recv(copy=False))
+        finally:
+            self.done.set()
 
     def close(self) -> None:
         """Close the socket and remove its file."""
