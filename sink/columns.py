@@ -108,8 +108,8 @@ class Columns(msgspec.Struct, gc=False):
         )
 
 
-def columns_of(families: Families, texts: TokenTexts | None) -> dict[int, Columns]:
-    """Return each row's share, for the rows that have one: the others are not looked at."""
+def columns_of(families: Families, texts: TokenTexts | None) -> tuple[list[int], list[Columns]]:
+    """Return the rows that have a share, ascending, and each one's: the others are not looked at."""
     found: dict[int, list[Any]] = {}
     for kind, family in enumerate(families):
         if family is None:
@@ -128,7 +128,8 @@ def columns_of(families: Families, texts: TokenTexts | None) -> dict[int, Column
                 fields = found[row]
                 fields[-2] = wanted = _only(known, fields[:FAMILIES])
                 fields[-1] += sum(map(_text_size, wanted.values()))
-    return {row: Columns(*fields) for row, fields in found.items()}
+    rows = sorted(found)
+    return rows, [Columns(*found[row]) for row in rows]
 
 
 def _split(family: Family) -> tuple[list[Flat] | list[Ragged] | list[Hidden], list[int]]:

@@ -291,7 +291,7 @@ class Reader:
         if step.text_at is None:
             raise BadFrame("a BATCH without text does not belong on an egress ring", _routes(step))
         finishes: dict[int, FinishReason] = dict(step.finishes)
-        columns = columns_of(step.families, step.texts) if step.families else None
+        having, columns = columns_of(step.families, step.texts) if step.families else ([], [])
         odd_delivered = 0
 
         def odd(row: int, route: int, live: Live | None, event: ChunkEvent) -> None:
@@ -309,7 +309,8 @@ class Reader:
             step.raw,
             step.layout(),
             step.stamp_ns,
-            finishes or None,
+            list(finishes),
+            having,
             columns,
             FOLD_AT,
             self._wakes,

@@ -392,22 +392,26 @@ static int deliver_row(Live *live, PyObject *event, Py_ssize_t size, uint32_t fi
     return mark_waiter(channel, wakes) == 0 ? 1 : -1;
 }
 
-static int has_row(PyObject *dict, Py_ssize_t row)
+/* An ascending list of rows, met in order: rows that are not in it cost one comparison each. */
+typedef struct {
+    PyObject *rows; /* list */
+    Py_ssize_t at, next;
+} cursor;
+
+/* Move on to the list's next row; -1 on an exception. Past the end `next` is -1, which no row is. */
+static int advance(cursor *c)
 {
-    PyObject *index = PyLong_FromSsize_t(row);
-    int has = index == NULL ? -1 : PyDict_Contains(dict, index);
-    Py_XDECREF(index);
-    return has;
+    PyObject *row = c->at < PyList_Size(c->rows) ? PyList_GetItem(c->rows, c->at) : NULL;
+    c->at++;
+    c->next = row == NULL ? -1 : PyLong_AsSsize_t(row);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Give the event its row's columns, if it has any. */
-static int attach_row(Event *event, PyObject *columns, Py_ssize_t row)
+/* Give the event the columns at `at` of the list. */
+static int attach_at(Event *event, PyObject *columns, Py_ssize_t at)
 {
-    PyObject *index = PyLong_FromSsize_t(row);
-    PyObject *found = index == NULL ? NULL : PyDict_GetItemWithError(columns, index);
-    Py_XDECREF(index);
-    if (found == NULL) return PyErr_Occurred() ? -1 : 0;
-    return attach_columns(event, found);
+    PyObject *found = PyList_GetItem(columns, at);
+    return found == NULL ? -1 : attach_columns(event, found);
 }
 
 /* ── cut ──────────────────────────────────────────────────────────────────────────────────────────── */
@@ -485,27 +489,31 @@ static PyObject *cut(PyObject *module, PyObject *args)
     return answer;
 }
 
-/* deliver(table, body, layout, stamp_ns, ending, columns, fold_at, wakes, odd) -> rows delivered here.
+/* deliver(table, body, layout, stamp_ns, ending, having, columns, fold_at, wakes, odd) -> rows delivered here.
  *
- * table: {route: Live}. layout: offsets of routes, first, counts, prompt_tokens, ids, generated, text_lens,
- * text and its end, after the number of rows. ending: a dict with the rows that go to `odd` in any case, or
- * None. columns: {row: Columns} or None. odd(row, route, live | None, event) is called for every row that is not usual, in order. */
+ * table: {route: Live}. layout: the number of rows, then the offsets of routes, first, counts, prompt_tokens, ids,
+ * generated, text_lens, text and its end. ending: the rows, ascending, that go to `odd` in any case. having: the
+ * rows, ascending, that have columns, and columns: what each has. odd(row, route, live | None, event) is called
+ * for every row that is not usual, in order. */
 static PyObject *deliver(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *table, *body, *ending, *columns, *wakes, *odd;
+    PyObject *table, *body, *columns, *wakes, *odd;
+    cursor ending = {0}, having = {0};
     layout l;
     unsigned long long stamp_ns;
     Py_ssize_t fold_at;
-    if (!PyArg_ParseTuple(args, "O!S(nnnnnnnnnn)KOOnO!O:deliver", &PyDict_Type, &table, &body, &l.rows, &l.routes,
+    if (!PyArg_ParseTuple(args, "O!S(nnnnnnnnnn)KO!O!O!nO!O:deliver", &PyDict_Type, &table, &body, &l.rows, &l.routes,
                           &l.first, &l.counts, &l.prompt_tokens, &l.ids, &l.generated, &l.text_lens, &l.text, &l.end,
-                          &stamp_ns, &ending, &columns, &fold_at, &PyList_Type, &wakes, &odd))
+                          &stamp_ns, &PyList_Type, &ending.rows, &PyList_Type, &having.rows, &PyList_Type, &columns, &fold_at,
+                          &PyList_Type, &wakes, &odd))
         return NULL;
     l.body = (const uint8_t *)PyBytes_AsString(body);
     if (event_type == NULL || !layout_fits(&l, PyBytes_Size(body))) {
         PyErr_SetString(PyExc_ValueError, "deliver: not bound, or a layout that does not fit its body");
         return NULL;
     }
+    if (advance(&ending) != 0 || advance(&having) != 0) return NULL;
     Py_ssize_t text = l.text, ids = l.ids, delivered = 0;
     for (Py_ssize_t row = 0; row < l.rows; row++) {
         uint64_t route;
@@ -523,13 +531,13 @@ static PyObject *deliver(PyObject *module, PyObject *args)
         text += text_size, ids += ids_size;
         PyObject *live = key == NULL || event == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(table, key));
         int usual = PyErr_Occurred() ? -1 : 0;
-        if (usual == 0 && columns != Py_None) usual = attach_row((Event *)event, columns, row);
-        if (usual == 0 && live != NULL && PyObject_TypeCheck(live, live_base)) {
-            int ends = ending == Py_None ? 0 : has_row(ending, row);
-            usual = ends < 0 ? -1
-                    : ends   ? 0
-                             : deliver_row((Live *)live, event, text_size + ids_size, first, generated, fold_at, wakes);
-        }
+        int ends = row == ending.next;
+        if (usual == 0 && row == having.next &&
+            (attach_at((Event *)event, columns, having.at - 1) != 0 || advance(&having) != 0))
+            usual = -1;
+        if (usual == 0 && ends && advance(&ending) != 0) usual = -1;
+        if (usual == 0 && !ends && live != NULL && PyObject_TypeCheck(live, live_base))
+            usual = deliver_row((Live *)live, event, text_size + ids_size, first, generated, fold_at, wakes);
         if (usual == 0) {
             PyObject *index = PyLong_FromSsize_t(row);
             PyObject *answer =

@@ -22,7 +22,8 @@ def events(*rows: Row) -> list[ChunkEvent]:
     found = []
     for row in rows:
         batch = decode_batch(Step(7, [row], True).encode())
-        columns = columns_of(batch.families, batch.texts).get(0)
+        _, shares = columns_of(batch.families, batch.texts)
+        columns = shares[0] if shares else None
         finish = None if row.finish is None else FinishReason(row.finish)
         ids = np.array(row.ids, "<i4").tobytes()
         event = ChunkEvent(
