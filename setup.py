@@ -78,6 +78,6 @@ if __name__ == "__main__":
         ext_modules=[
             methods("ring._fast", "ring/core/python/fast.c", "ring/core/api.h"),
             methods("sidecar._push", "sidecar/core/python/push.c", "ring/core/api.h", "sidecar/core/api.h"),
-            methods("sink._deliver", "sink/core/deliver.c"),
+            methods("sink._deliver", "sink/core/deliver.c", "sink/core/fields.h"),
         ],
     )

@@ -20,7 +20,6 @@ sees.
 Decoding is all or nothing: a Batch exists only when every check passed.
 """
 
-import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -29,27 +28,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import lib
-from .families import (
-    FAMILIES,
-    MAX_COUNT,
-    BadColumns,
-    Families,
-    TokenTexts,
-    check_text,
-    decode_family,
-    decode_texts,
-    encode_family,
-    encode_texts,
-    family_bytes,
-    spans,
-    texts_bytes,
-)
-from .finish import FinishReason, is_json
-from .frames import BadFrame, Buffer
+from .checked import MAX_ROWS, PREFIX, PREFIX_BYTES, ROW_BYTES, VERSION, BadBatch, Checked, check_batch
+from .families import FAMILIES, Families, TokenTexts, encode_family, encode_texts, spans
+from .finish import FinishReason
+from .frames import Buffer
 
-VERSION: Final = 1
-MAX_ROWS: Final = 1 << 20
-MAX_STAMP: Final = (1 << 64) - 1
+__all__ = [
+    "BadBatch",
+    "Batch",
+    "Checked",
+    "check_batch",
+    "decode_batch",
+    "egress_header",
+    "encode_batch",
+    "encode_endings",
+]
 
 U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
@@ -58,33 +51,11 @@ I32 = NDArray[np.int32]
 _U64: Final = np.dtype("<u8")
 _U32: Final = np.dtype("<u4")
 _I32: Final = np.dtype("<i4")
-_PREFIX: Final = struct.Struct("<IIQ")
-_PREFIX_BYTES: Final = _PREFIX.size
 _PADS: Final = tuple(bytes(n) for n in range(8))
-# Bytes of the core columns per row, beside its ids.
-_ROW_BYTES: Final = 20
-
-
-class BadBatch(BadFrame):
-    """A BATCH frame was rejected, all of it. `routes` are the requests that it still names."""
-
-
-class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    version: int
-    stamp_ns: int
-    rows: int
-    tokens: int
-    finishes: list[tuple[int, dict[str, Any]]]
-    text_bytes: int | None
-    families: list[tuple[int, int, int] | None]
-    texts: tuple[int, int, int] | None
-    ended: list[int] = []
 
 
 _check: Final = lib.outfeed_check
-_sum: Final = lib.outfeed_sum_u32
 _encode_header: Final = msgspec.msgpack.Encoder().encode
-_decode_header: Final = msgspec.msgpack.Decoder(_Header).decode
 
 
 class Batch:
@@ -273,199 +244,28 @@ def encode_batch(
     return _sealed(header_len, columns)
 
 
-class Checked:
-    """A BATCH body that passed every check, and where its columns are: what needs no arrays to be handled.
-
-    raw        the body, a copy of one's own
-    text_at    offset of the egress form's columns (generated, text_lens, text); None in the step form
-    data       offset of the core columns; `layout` gives each one's
-    """
-
-    __slots__ = (
-        "data",
-        "ended",
-        "families",
-        "finishes",
-        "raw",
-        "rows",
-        "stamp_ns",
-        "text_at",
-        "text_bytes",
-        "texts",
-        "tokens",
-    )
-
-    def __init__(self, raw: bytes, header: _Header, data: int) -> None:
-        self.raw = raw
-        self.data = data
-        self.stamp_ns = header.stamp_ns
-        self.rows = header.rows
-        self.tokens = header.tokens
-        self.text_bytes = header.text_bytes
-        self.text_at: int | None = None
-        self.finishes: Sequence[tuple[int, FinishReason]] = ()
-        self.families: Families = ()
-        self.texts: TokenTexts | None = None
-        self.ended: Sequence[int] = ()
-
-    def layout(self) -> tuple[int, ...]:
-        """Return rows, then each core and text column's offset, then the text's end. Egress form only."""
-        if self.text_at is None or self.text_bytes is None:
-            raise ValueError("the step form has no text columns")
-        rows, data, text_at = self.rows, self.data, self.text_at
-        text = text_at + 8 * rows
-        return (
-            rows,
-            data,
-            data + 8 * rows,
-            data + 12 * rows,
-            data + 16 * rows,
-            data + _ROW_BYTES * rows,
-            text_at,
-            text_at + 4 * rows,
-            text,
-            text + self.text_bytes,
-        )
-
-    def routes(self) -> U64:
-        """Return the routes, as a view."""
-        return np.frombuffer(self.raw, _U64, self.rows, self.data)
-
-    def batch(self) -> Batch:
-        """Return it as arrays."""
-        raw, rows, data = self.raw, self.rows, self.data
-        batch = Batch(
-            self.stamp_ns,
-            self.routes(),
-            np.frombuffer(raw, _U32, rows, data + 8 * rows),
-            np.frombuffer(raw, _U32, rows, data + 12 * rows),
-            np.frombuffer(raw, _U32, rows, data + 16 * rows),
-            np.frombuffer(raw, _I32, self.tokens, data + _ROW_BYTES * rows),
-            self.finishes,
-            families=self.families,
-            texts=self.texts,
-            ended=self.ended,
-        )
-        if self.text_at is not None and self.text_bytes is not None:
-            at = self.text_at
-            batch.generated = np.frombuffer(raw, _U32, rows, at)
-            batch.text_lens = np.frombuffer(raw, _U32, rows, at + 4 * rows)
-            batch.text = raw[at + 8 * rows : at + 8 * rows + self.text_bytes]
-        return batch
-
-
 def decode_batch(body: Buffer) -> Batch:
     """Return the Batch in a frame's body; raise BadBatch and deliver nothing. See `check_batch`."""
-    return check_batch(body).batch()
-
-
-def check_batch(body: Buffer) -> Checked:
-    """Check a frame's body, all of it; raise BadBatch.
-
-    The body is copied first, once: what is checked is what is used, whatever its writer does meanwhile, and
-    the result outlives the frame's release.
-    """
-    raw = bytes(body)
-    size = len(raw)
-    if size < _PREFIX_BYTES:
-        raise BadBatch(
-            f"BATCH body has {size} bytes; at least the {_PREFIX_BYTES} of its prefix were expected"
-        )
-    header_len, body_len, check = _PREFIX.unpack_from(raw)
-    header_end = _PREFIX_BYTES + header_len
-    data = header_end + -header_len % 8
-    if data > size:
-        raise BadBatch(f"BATCH header_len is {header_len}, the body has {size} bytes")
-    rows = None
-    try:
-        if body_len != size:
-            raise BadColumns(f"body_len is {body_len}, the body has {size} bytes")
-        header = _decode_header(raw[_PREFIX_BYTES:header_end])
-        rows = header.rows
-        checked = _check_columns(header, raw, data)
-        # Last, so that a damaged number is reported as what it is where that can be told.
-        actual = _check(raw[_PREFIX_BYTES:], size - _PREFIX_BYTES, header_len)
-        if actual != check:
-            raise BadColumns(f"check is {check:#018x}, the body's is {actual:#018x}: it was changed or torn")
-        return checked
-    except (BadColumns, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBatch(f"BATCH {error}", _named(raw, data, rows)) from error
-
-
-def _check_columns(header: _Header, body: bytes, data: int) -> Checked:
-    """Size every column from the header, compare with the body, and only then look at what is in them."""
-    rows, tokens, text_bytes = header.rows, header.tokens, header.text_bytes
-    _check_core(header)
-    checked = Checked(body, header, data)
-    text_at = data + _ROW_BYTES * rows + 4 * tokens
-    end = text_at if text_bytes is None else text_at + 8 * rows + text_bytes + -text_bytes % 4
-    starts = []
-    for kind, entry in enumerate(header.families):
-        starts.append(end)
-        if entry is not None:
-            end += family_bytes(kind, *entry)
-    texts_at = end
-    if header.texts is not None:
-        end += texts_bytes(*header.texts)
-    if end != len(body):
-        raise BadColumns(f"header implies {end} bytes, the body has {len(body)}")
-
-    _check_sum("counts", body, data + 12 * rows, rows, "tokens", tokens)
-    if header.finishes:
-        checked.finishes = _finishes(header.finishes, rows)
-    if text_bytes is not None:
-        checked.text_at = text_at
-        _check_sum("text_lens", body, text_at + 4 * rows, rows, "text_bytes", text_bytes)
-        text = body[text_at + 8 * rows : text_at + 8 * rows + text_bytes]
-        if not text.isascii():
-            check_text("text", text, np.frombuffer(body, _U32, rows, text_at + 4 * rows))
-    if header.families:
-        checked.families = [
-            None if entry is None else decode_family(kind, entry, body, starts[kind], rows)
-            for kind, entry in enumerate(header.families)
-        ]
-    if header.texts is not None:
-        checked.texts = decode_texts(header.texts, body, texts_at, rows)
-    if header.ended:
-        checked.ended = _ended(header, checked.finishes)
-    return checked
-
-
-def _check_core(header: _Header) -> None:
-    if header.version != VERSION:
-        raise BadColumns(f"version is {header.version}; this side speaks {VERSION}")
-    _check_range("stamp_ns", header.stamp_ns, MAX_STAMP)
-    _check_range("rows", header.rows, MAX_ROWS)
-    _check_range("tokens", header.tokens, MAX_COUNT)
-    if header.text_bytes is not None:
-        _check_range("text_bytes", header.text_bytes, MAX_COUNT)
-    elif header.texts is not None:
-        raise BadColumns("token_texts in the step form; only the egress form has them")
-    if len(header.families) not in (0, FAMILIES):
-        raise BadColumns(f"families has {len(header.families)} entries, not 0 or {FAMILIES}")
-
-
-def _finishes(raw: list[tuple[int, dict[str, Any]]], rows: int) -> list[tuple[int, FinishReason]]:
-    last = -1
-    finishes = []
-    for row, reason in raw:
-        if not last < row < rows:
-            raise BadColumns(f"finish reasons: row {row} after row {last}, in a batch of {rows} rows")
-        if not is_json(reason):
-            raise BadColumns(f"finish reasons: that of row {row} is not JSON")
-        last = row
-        finishes.append((row, FinishReason(reason)))
-    return finishes
-
-
-def _ended(header: _Header, finishes: Sequence[tuple[int, FinishReason]]) -> list[int]:
-    if header.text_bytes is None:
-        raise BadColumns("ended rows in the step form; only the egress form has them")
-    finished = {row for row, _ in finishes}
-    for row in header.ended:
-        if row not in finished:
-            raise BadColumns(f"ended: row {row} has no finish reason")
-    return header.ended
+    step = check_batch(body)
+    raw, rows, data = step.raw, step.rows, step.data
+    batch = Batch(
+        step.stamp_ns,
+        step.routes(),
+        np.frombuffer(raw, _U32, rows, data + 8 * rows),
+        np.frombuffer(raw, _U32, rows, data + 12 * rows),
+        np.frombuffer(raw, _U32, rows, data + 16 * rows),
+        np.frombuffer(raw, _I32, step.tokens, data + ROW_BYTES * rows),
+        step.finishes,
+        families=step.families,
+        texts=step.texts,
+        ended=step.ended,
+    )
+    if step.text_at is not None and step.text_bytes is not None:
+        at = step.text_at
+        batch.generated = np.frombuffer(raw, _U32, rows, at)
+        batch.text_lens = np.frombuffer(raw, _U32, rows, at + 4 * rows)
+        batch.text = raw[at + 8 * rows : at + 8 * rows + step.text_bytes]
+    return batch
 
 
 def _add_text(
@@ -509,7 +309,7 @@ def _sealed(header_len: int, parts: list[Any]) -> list[Buffer]:
     except BufferError as error:
         raise ValueError(f"a column is not contiguous: {error}") from error
     size = len(rest)
-    return [_PREFIX.pack(header_len, _PREFIX_BYTES + size, _check(rest, size, header_len)), rest]
+    return [PREFIX.pack(header_len, PREFIX_BYTES + size, _check(rest, size, header_len)), rest]
 
 
 def _misfit(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) -> str:
@@ -528,26 +328,3 @@ def _misfit(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) 
         if column.dtype is not dtype or len(column) != expected:
             return f"{name} is {column.dtype}[{len(column)}], not {dtype}[{expected}]"
     raise AssertionError("all core columns fit")
-
-
-def _check_range(name: str, value: int, limit: int) -> None:
-    if not 0 <= value <= limit:
-        raise BadColumns(f"{name} is {value}, not in 0..{limit}")
-
-
-def _check_sum(name: str, body: bytes, at: int, rows: int, total_name: str, expected: int) -> None:
-    # At most 2^20 u32 elements, added up in u64: cannot overflow.
-    total = _sum(body, len(body), at, rows)
-    if total != expected:
-        raise BadColumns(f"{name} add up to {total}, {total_name} is {expected}")
-
-
-def _named(body: bytes, data: int, rows: int | None) -> tuple[int, ...]:
-    """Return the routes a rejected frame names: its first column, as far as there can be one.
-
-    A row takes at least 20 bytes, so at most a 20th of the data can be rows. A header's row count is
-    believed up to there; without a header, all of that is looked at. What is no live route does no harm.
-    """
-    room = min((len(body) - data) // _ROW_BYTES, MAX_ROWS)
-    named = rows if rows is not None and 0 <= rows <= room else room
-    return tuple(int(route) for route in np.frombuffer(body, _U64, named, data) if route)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from ..ring import Consumer, CorruptLane, Frame, RingClosed, wait
-from ..ring.batch import Checked, check_batch
+from ..ring.checked import Checked, check_batch
 from ..ring.finish import FinishReason
 from ..ring.frames import BadFrame, ErrorFrame, Handover, Result, Tag, Takeover, decode
 from ..ring.route import format_route, reader_of, shard_of

@@ -1,0 +1,326 @@
+/* The three objects that the reader's loop touches, as Python types: an event, a channel, a live request.
+ *
+ * Their Python subclasses (sink/events.py, channel.py, reader.py) have the rules; these have the fields, so that
+ * deliver.c reads and writes them without going through Python. Included by deliver.c alone.
+ */
+#ifndef OUTFEED_FIELDS_H
+#define OUTFEED_FIELDS_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <structmember.h>
+
+/* Set once by bind(): the Python classes this file makes. */
+static PyObject *event_type, *frame_type, *done_type, *name_marked, *name_size;
+
+static void drop(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static uint32_t u32_at(const uint8_t *body, Py_ssize_t column, Py_ssize_t row)
+{
+    uint32_t value;
+    memcpy(&value, body + column + 4 * row, 4);
+    return value;
+}
+
+/* ── Event: a row's own bytes and numbers ─────────────────────────────────────────────────────────── */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *text_utf8, *ids_raw, *finish, *columns;
+    unsigned long long first, generated, prompt_tokens, stamp_ns;
+    long long columns_bytes; /* what `columns` counts in a sink */
+} Event;
+
+static PyMemberDef event_members[] = {
+    {"text_utf8", T_OBJECT_EX, offsetof(Event, text_utf8), 0, NULL},
+    {"ids_raw", T_OBJECT_EX, offsetof(Event, ids_raw), 0, NULL},
+    {"finish", T_OBJECT, offsetof(Event, finish), 0, NULL},
+    {"columns", T_OBJECT, offsetof(Event, columns), READONLY, NULL},
+    {"columns_bytes", T_LONGLONG, offsetof(Event, columns_bytes), READONLY, NULL},
+    {"first", T_ULONGLONG, offsetof(Event, first), 0, NULL},
+    {"generated", T_ULONGLONG, offsetof(Event, generated), 0, NULL},
+    {"prompt_tokens", T_ULONGLONG, offsetof(Event, prompt_tokens), 0, NULL},
+    {"stamp_ns", T_ULONGLONG, offsetof(Event, stamp_ns), 0, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+/* Give an event its columns and take their size from them. */
+static int attach_columns(Event *event, PyObject *columns)
+{
+    long long size = 0;
+    if (columns != Py_None) {
+        PyObject *number = PyObject_GetAttr(columns, name_size);
+        if (number == NULL) return -1;
+        size = PyLong_AsLongLong(number);
+        Py_DECREF(number);
+        if (size == -1 && PyErr_Occurred()) return -1;
+        if (size < 0) {
+            PyErr_Format(PyExc_ValueError, "columns have a size of %lld", size);
+            return -1;
+        }
+    }
+    PyObject *old = event->columns;
+    event->columns = Py_NewRef(columns);
+    event->columns_bytes = size;
+    Py_XDECREF(old);
+    return 0;
+}
+
+static PyObject *event_attach(PyObject *self, PyObject *columns)
+{
+    if (attach_columns((Event *)self, columns) != 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef event_methods[] = {{"attach", event_attach, METH_O, "Give the event its columns."},
+                                      {NULL, NULL, 0, NULL}};
+
+static int event_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"text_utf8",     "ids_raw",  "first",  "generated",
+                            "prompt_tokens", "stamp_ns", "finish", "columns", NULL};
+    Event *self = (Event *)object;
+    PyObject *text, *ids, *finish = Py_None, *columns = Py_None, *numbers[4];
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "SSOOOO|OO:ChunkEvent", names, &text, &ids, &numbers[0],
+                                     &numbers[1], &numbers[2], &numbers[3], &finish, &columns))
+        return -1;
+    unsigned long long values[4];
+    for (int i = 0; i < 4; i++) {
+        values[i] = PyLong_AsUnsignedLongLong(numbers[i]);
+        if (values[i] == (unsigned long long)-1 && PyErr_Occurred()) return -1;
+    }
+    if (attach_columns(self, columns) != 0) return -1;
+    PyObject *old[3] = {self->text_utf8, self->ids_raw, self->finish};
+    self->text_utf8 = Py_NewRef(text);
+    self->ids_raw = Py_NewRef(ids);
+    self->finish = Py_NewRef(finish);
+    self->first = values[0];
+    self->generated = values[1];
+    self->prompt_tokens = values[2];
+    self->stamp_ns = values[3];
+    for (int i = 0; i < 3; i++) Py_XDECREF(old[i]);
+    return 0;
+}
+
+static void event_dealloc(PyObject *object)
+{
+    Event *self = (Event *)object;
+    Py_XDECREF(self->text_utf8);
+    Py_XDECREF(self->ids_raw);
+    Py_XDECREF(self->finish);
+    Py_XDECREF(self->columns);
+    drop(object);
+}
+
+/* Not a garbage-collected type: nothing an event holds can lead back to it. */
+static PyType_Slot event_slots[] = {{Py_tp_init, event_init},
+                                    {Py_tp_dealloc, event_dealloc},
+                                    {Py_tp_members, event_members},
+                                    {Py_tp_methods, event_methods},
+                                    {Py_tp_doc, "A run of output tokens; ChunkEvent is its public face."},
+                                    {0, NULL}};
+static PyType_Spec event_spec = {"outfeed.sink._deliver.Event", sizeof(Event), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, event_slots};
+
+static PyObject *new_event(const uint8_t *text, Py_ssize_t text_size, const uint8_t *ids, Py_ssize_t ids_size,
+                           uint32_t first, uint32_t generated, uint32_t prompt_tokens, uint64_t stamp_ns)
+{
+    Event *event = (Event *)PyType_GenericAlloc((PyTypeObject *)event_type, 0);
+    if (event == NULL) return NULL;
+    event->text_utf8 = PyBytes_FromStringAndSize((const char *)text, text_size);
+    event->ids_raw = PyBytes_FromStringAndSize((const char *)ids, ids_size);
+    event->finish = Py_NewRef(Py_None);
+    event->columns = Py_NewRef(Py_None);
+    event->first = first;
+    event->generated = generated;
+    event->prompt_tokens = prompt_tokens;
+    event->stamp_ns = stamp_ns;
+    if (event->text_utf8 == NULL || event->ids_raw == NULL) {
+        Py_DECREF(event);
+        return NULL;
+    }
+    return (PyObject *)event;
+}
+
+/* ── Channel: what the two ends of a sink share ───────────────────────────────────────────────────── */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *fresh; /* list of items, oldest first */
+    PyObject *folded, *waiter, *on_gone;
+    long long capacity, sent, taken, freed, limit, received, merged;
+    char folding, gone, ended;
+} Channel;
+
+static PyMemberDef channel_members[] = {
+    {"fresh", T_OBJECT_EX, offsetof(Channel, fresh), READONLY, NULL},
+    {"folded", T_OBJECT, offsetof(Channel, folded), 0, NULL},
+    {"waiter", T_OBJECT, offsetof(Channel, waiter), 0, NULL},
+    {"on_gone", T_OBJECT, offsetof(Channel, on_gone), 0, NULL},
+    {"capacity", T_LONGLONG, offsetof(Channel, capacity), 0, NULL},
+    {"sent", T_LONGLONG, offsetof(Channel, sent), 0, NULL},
+    {"taken", T_LONGLONG, offsetof(Channel, taken), 0, NULL},
+    {"freed", T_LONGLONG, offsetof(Channel, freed), 0, NULL},
+    {"limit", T_LONGLONG, offsetof(Channel, limit), 0, NULL},
+    {"received", T_LONGLONG, offsetof(Channel, received), 0, NULL},
+    {"merged", T_LONGLONG, offsetof(Channel, merged), 0, NULL},
+    {"folding", T_BOOL, offsetof(Channel, folding), 0, NULL},
+    {"gone", T_BOOL, offsetof(Channel, gone), 0, NULL},
+    {"ended", T_BOOL, offsetof(Channel, ended), 0, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args, (void)kwargs;
+    Channel *self = (Channel *)PyType_GenericAlloc(type, 0);
+    if (self == NULL) return NULL;
+    self->fresh = PyList_New(0);
+    self->folded = Py_NewRef(Py_None);
+    self->waiter = Py_NewRef(Py_None);
+    self->on_gone = Py_NewRef(Py_None);
+    if (self->fresh == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int channel_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Channel *self = (Channel *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->fresh);
+    Py_VISIT(self->folded);
+    Py_VISIT(self->waiter);
+    Py_VISIT(self->on_gone);
+    return 0;
+}
+
+/* Only what can lead back here; `fresh` holds items, which cannot, and is relied upon to be there. */
+static int channel_clear(PyObject *object)
+{
+    Channel *self = (Channel *)object;
+    Py_CLEAR(self->waiter);
+    Py_CLEAR(self->on_gone);
+    return 0;
+}
+
+static void channel_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    channel_clear(object);
+    Py_CLEAR(((Channel *)object)->fresh);
+    Py_CLEAR(((Channel *)object)->folded);
+    drop(object);
+}
+
+/* take_one(): the usual case of taking an item. None: nothing waits. False: not the usual case, use take(). */
+static PyObject *channel_take_one(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Channel *self = (Channel *)object;
+    if (self->folding || (self->folded != NULL && self->folded != Py_None)) Py_RETURN_FALSE;
+    Py_ssize_t waiting = PyList_Size(self->fresh);
+    if (waiting < 0) return NULL;
+    if (waiting == 0) Py_RETURN_NONE;
+    PyObject *item = PyList_GetItem(self->fresh, 0);
+    if (item == NULL) return NULL;
+    if (waiting != 1 || Py_TYPE(item) != (PyTypeObject *)event_type) Py_RETURN_FALSE;
+    Event *event = (Event *)item;
+    Py_INCREF(item);
+    PyObject *wrapped =
+        PyObject_CallFunctionObjArgs(event->finish == Py_None ? frame_type : done_type, item, NULL);
+    Py_DECREF(item); /* `wrapped` has it */
+    if (wrapped == NULL) return NULL;
+    /* The call above may have let another thread in: take it only if it is still there, still first. */
+    if (self->folding || PyList_Size(self->fresh) < 1 || PyList_GetItem(self->fresh, 0) != item) {
+        Py_DECREF(wrapped);
+        Py_RETURN_FALSE;
+    }
+    self->taken += PyBytes_Size(event->text_utf8) + PyBytes_Size(event->ids_raw) + event->columns_bytes;
+    self->limit = self->gone ? -1 : self->capacity + self->taken + self->freed;
+    self->received++;
+    if (PyList_SetSlice(self->fresh, 0, 1, NULL) != 0) {
+        Py_DECREF(wrapped);
+        return NULL;
+    }
+    return wrapped;
+}
+
+static PyMethodDef channel_methods[] = {
+    {"take_one", channel_take_one, METH_NOARGS, "Take the one event that waits; None: none does; False: use take()."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot channel_slots[] = {
+    {Py_tp_new, channel_new},           {Py_tp_dealloc, channel_dealloc}, {Py_tp_traverse, channel_traverse},
+    {Py_tp_clear, channel_clear},       {Py_tp_members, channel_members}, {Py_tp_methods, channel_methods},
+    {Py_tp_doc, "Channel's fields."}, {0, NULL}};
+static PyType_Spec channel_spec = {"outfeed.sink._deliver.ChannelFields", sizeof(Channel), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, channel_slots};
+
+/* ── Live: a request in the reader's table ────────────────────────────────────────────────────────── */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *channel; /* a Channel, set once */
+    PyObject *ids;     /* bytearray */
+    unsigned long long next;
+    long long columns_bytes; /* of what was sent, the part that is neither text nor ids */
+} Live;
+
+static PyMemberDef live_members[] = {{"channel", T_OBJECT_EX, offsetof(Live, channel), READONLY, NULL},
+                                     {"ids", T_OBJECT_EX, offsetof(Live, ids), READONLY, NULL},
+                                     {"next", T_ULONGLONG, offsetof(Live, next), 0, NULL},
+                                     {"columns_bytes", T_LONGLONG, offsetof(Live, columns_bytes), 0, NULL},
+                                     {NULL, 0, 0, 0, NULL}};
+
+static PyTypeObject *channel_base;
+
+static int live_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"channel", NULL};
+    Live *self = (Live *)object;
+    PyObject *channel;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Live", names, channel_base, &channel)) return -1;
+    if (self->channel != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a Live keeps the channel it was made with");
+        return -1;
+    }
+    self->ids = PyByteArray_FromStringAndSize(NULL, 0);
+    if (self->ids == NULL) return -1;
+    self->channel = Py_NewRef(channel);
+    return 0;
+}
+
+static int live_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((Live *)object)->channel);
+    return 0;
+}
+
+static void live_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    Py_CLEAR(((Live *)object)->channel);
+    Py_CLEAR(((Live *)object)->ids);
+    drop(object);
+}
+
+/* No tp_clear: every cycle through a Live goes through its channel's on_gone or the table, which are cleared. */
+static PyType_Slot live_slots[] = {{Py_tp_init, live_init},         {Py_tp_dealloc, live_dealloc},
+                                   {Py_tp_traverse, live_traverse}, {Py_tp_members, live_members},
+                                   {Py_tp_doc, "Live's fields."},   {0, NULL}};
+static PyType_Spec live_spec = {"outfeed.sink._deliver.LiveFields", sizeof(Live), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, live_slots};
+static PyTypeObject *live_base;
+
+#endif
