@@ -13,7 +13,7 @@ from outfeed.ring import Doorbell
 from outfeed.ring.batch import Batch, decode_batch, encode_batch
 from outfeed.ring.board import InstanceConfig, Phase, Role, State
 from outfeed.ring.frames import DecodeOptions, Register, Tag, encode
-from outfeed.ring.instance import Instance, InstanceGone, leftovers
+from outfeed.ring.instance import Instance, leftovers
 from outfeed.ring.names import segment_name
 from outfeed.ring.route import make_route
 from outfeed.shards.shard import run_shard
@@ -110,6 +110,7 @@ def test_a_shard_ends_with_its_instance(instance: Instance) -> None:
     assert instance.board.row(Role.SHARD, 0).state == State.STOPPED
 
 
-def test_without_an_instance_there_is_no_shard() -> None:
-    with pytest.raises(InstanceGone):
-        run_shard(f"test-none-{os.getpid()}", 0)
+def test_without_an_instance_there_is_no_shard(capfd: pytest.CaptureFixture[str]) -> None:
+    pid = fork_child(lambda: run_shard(f"test-none-{os.getpid()}", 0))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    assert "InstanceGone" in capfd.readouterr().err

@@ -9,8 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "shards" / "core"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_anything_goes_in_and_only_text_comes_out(tmp_path: Path, seed: int) -> None:
+def test_anything_goes_in_and_only_text_comes_out(tmp_path: Path) -> None:
     program = tmp_path / "fuzz"
     flags = ["-std=c11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     warnings = ["-Wall", "-Wextra", "-Werror", "-include", "stddef.h", "-include", "stdint.h"]
@@ -24,7 +23,5 @@ def test_anything_goes_in_and_only_text_comes_out(tmp_path: Path, seed: int) -> 
         pytest.skip("left out: gcc has no sanitizer runtime")
     sources = [ROOT / "tests" / "shards" / "c" / "fuzz.c", *sorted(CORE.glob("*.c"))]
     subprocess.run(["gcc", *flags, *warnings, "-I", CORE, *sources, "-o", program], check=True)
-    done = subprocess.run(
-        [program, str(seed), "1500"], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([program, "1", "1500"], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "runs 1500\n", done.stderr[-4000:]
