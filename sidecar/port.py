@@ -135,7 +135,8 @@ class SchedulerPort:
             try:
                 message = decode(frame[1], frame[2])
             except BadFrame as error:
-                log.error("dropped a frame of gateway %d: %s", frame[0], error)
+                whose = {"route": error.routes[0]} if error.routes else None
+                log.error("dropped a frame of gateway %d: %s", frame[0], error, extra=whose)
                 self._row.count("bad_frames")
                 continue
             if isinstance(message, Attach):

@@ -4,7 +4,7 @@ What is timed, for everyone: from a step's token ids in an i32 array, as a sampl
 return, when the step is on its way to another process. One token per row, nobody ends.
 
 - outfeed: `SchedulerPort.push_tokens(routes, ids)` on a real instance's step ring; a shard-like process reads
-  and releases every frame. Beside it the slower ways in: routes and ids as lists, and a dictionary by rid.
+  and releases every frame. Beside it the slower ways in: routes and ids as lists, and rids instead of routes.
 - zmq_msgpack, zmq_msgspec, zmq_pickle: the message of the field, rids, ids of each row, finish reasons and
   prompt tokens as lists, encoded by the `msgpack` package, by msgspec (the fastest msgpack there is for
   Python) or by pickle 5, and sent by a pyzmq PUSH socket over ipc; a process receives every message.
@@ -137,8 +137,8 @@ class OutfeedRids(Outfeed):
     """The same by rid."""
 
     def push(self, ids: Ids) -> None:
-        """A dictionary in."""
-        self.by_rid.push({rid: (token,) for rid, token in zip(self.rids, ids.tolist(), strict=True)})
+        """Rids in, ids as they are."""
+        self.by_rid.push_tokens(self.rids, ids)
 
     def receive(self) -> int:
         """Take the requests in by rid."""

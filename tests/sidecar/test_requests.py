@@ -44,6 +44,17 @@ def test_a_step_by_rid_is_a_step_by_route(bench: Bench, requests: Requests) -> N
     assert (batch.routes.tolist(), batch.ids.tolist(), batch.counts.tolist()) == ([B, A], [1, 2, 3], [2, 1])
 
 
+def test_columns_by_rid(bench: Bench, requests: Requests) -> None:
+    bench.send(generate(A, "a"), generate(B, "b"))
+    requests.recv()
+    with pytest.raises(ValueError, match="finishes names rid 'b' that has no row"):
+        requests.push_tokens(["a"], [1], finishes={"b": FinishReason.length(1)})
+    requests.push_tokens(["a", "b", "a"], np.array([1, 2, 3], "i4"), finishes={"a": FinishReason.length(2)})
+    batch = step(bench)
+    assert (batch.routes.tolist(), batch.ids.tolist()) == ([A, B, A], [1, 2, 3])
+    assert list(batch.finishes) == [(2, FinishReason.length(2))]
+
+
 def test_a_request_may_end_with_or_without_a_token(bench: Bench, requests: Requests) -> None:
     bench.send(generate(A, "a"), generate(B, "b"))
     requests.recv()
