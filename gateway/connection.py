@@ -316,8 +316,9 @@ class Connection(asyncio.Protocol):
             self._refuse(self._head_too_large())
 
     def eof_received(self) -> None:
-        """The client will send no more: it is gone. The transport closes itself after this."""
+        """The client will send no more: it is gone. The transport sends what it has and closes after this."""
         self._gone()
+        self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is no more."""

@@ -35,7 +35,7 @@ TEXT = HERE.parent / "data" / "multilingual.txt"
 STREAMS = (1, 16, 64, 256)
 TOKENS = 200
 OURS, THEIRS = "outfeed", "sglang rust"
-RING_BYTES = 128 << 10
+RING_BYTES = 64 << 10
 START_LIMIT_S = 120.0
 
 Found = dict[str, float]

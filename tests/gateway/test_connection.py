@@ -211,6 +211,15 @@ def test_one_prompt_too_many_is_a_503(serve: Serve) -> None:
     running.stream(1).end("x")
 
 
+def test_an_answer_that_was_ready_still_reaches_a_client_that_ends_its_half(serve: Serve) -> None:
+    running = serve()
+    for _ in range(20):
+        client = running.raw()
+        client.send(b"GET /v1/models HTTP/1.1\r\n\r\n")
+        client.socket.shutdown(socket.SHUT_WR)
+        assert b'"object":"list"' in client.rest()
+
+
 def reset(client: Raw) -> None:
     """Leave without a goodbye."""
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
