@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring import Doorbell, wait
+from ..ring import Consumer, CorruptLane, Doorbell, Frame, wait
 from ..ring.batch import encode_endings
 from ..ring.board import InstanceConfig, Role, State
 from ..ring.families import Families, Family, Kind
@@ -131,7 +131,7 @@ class SchedulerPort:
             return []
         self._consumer.release()
         messages: list[Generate | Abort | Control] = [*self._of_the_dead()]
-        for frame in self._consumer.read(limit):
+        for frame in self._frames(self._consumer, limit):
             try:
                 message = decode(frame[1], frame[2])
             except BadFrame as error:
@@ -193,6 +193,7 @@ class SchedulerPort:
             FrameTooLarge: the step does not fit a quarter of the lane; split it.
             UnknownRoute: a row's route was never received; nothing was handed over.
             ValueError: lengths do not match; nothing was handed over.
+            CorruptLane: something wrote over this rank's lane; only a new instance brings it back.
         """
         ended = _reasons(finishes, len(routes)) if finishes else ()
         endings = encode_endings(ended) if ended else NO_ENDINGS
@@ -248,6 +249,15 @@ class SchedulerPort:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _frames(self, consumer: Consumer, limit: int) -> list[Frame]:
+        """Read; a lane that is found corrupt costs its gateway new requests and aborts, and nobody else."""
+        while True:
+            try:
+                return consumer.read(limit)
+            except CorruptLane as error:  # told once for each lane
+                log.error("gateway %d can send nothing more, what it has runs on: %s", error.lane, error)
+                self._row.count("bad_frames")
 
     def _push_converted(
         self,

@@ -1,5 +1,6 @@
 """The scheduler's port: what it receives, what it hands over, and what it refuses."""
 
+import mmap
 from array import array
 from collections.abc import Iterator
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from outfeed.ring import FrameTooLarge, LaneOwned, RingFull
 from outfeed.ring.batch import Batch, decode_batch
-from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, Message, Result, Tag, decode
+from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, Message, Result, Tag, decode, encode
 from outfeed.ring.instance import InstanceGone
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort, UnknownRoute
@@ -144,6 +145,21 @@ def test_a_step_larger_than_a_frame_is_refused_with_both_sizes(bench: Bench, por
         port.push_tokens([A], list(range(10_000)), [10_000])
     port.push_tokens([A], [1])
     assert steps(bench)[0].first.tolist() == [0]
+
+
+def test_a_corrupt_request_lane_costs_its_gateway_alone(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(A))
+    assert port.recv() == [generate(A)]
+    bench.send(generate(B))
+    ring = bench.instance.request()
+    with open(f"/dev/shm/{ring.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        at = memory.find(encode(generate(B)))
+        memory[at - 16 : at] = b"\xff" * 16  # its record's header
+    ring.close()
+    assert port.recv() == []
+    port.push_tokens([A], [1])
+    assert steps(bench)[0].routes.tolist() == [A]
+    assert port.recv() == []
 
 
 def test_control_requests_get_one_answer(bench: Bench, port: SchedulerPort) -> None:
