@@ -22,7 +22,7 @@ from .regex_units import START_NS
 MAX_COUNT = 1e12
 MULTIPLY_UP_TO = 4096
 MAX_CELLS = 24
-MAX_STEPS = 1000
+MAX_STEPS = 700
 
 Cell = tuple[Mask, Poly]
 Profile = list[Cell]

@@ -10,7 +10,7 @@ A guard is what anchors, `\\b` and one-character look-arounds ask of the charact
 a tuple of (before, after) masks, any one of which must hold. None asks nothing.
 
 What is spent at a place without consuming anything is added to `spent` of the position it was reached from,
-in nanoseconds: the constants below are twice what a quiet machine needs.
+in nanoseconds (see `regex_units`).
 
 Must not know how much text there will be.
 """
@@ -36,7 +36,7 @@ from .regex_units import (
 )
 
 MAX_NODES = 300
-MAX_WORK = 2000
+MAX_WORK = 1500
 MAX_WIDE = 6
 """More ways into a place than this are joined in a hub."""
 MAX_WAYS = 1e9
@@ -179,11 +179,11 @@ class Places:
     def _class(self, unit: Unit, flags: int) -> tuple[Class, float, float]:
         """Return a unit's class, the cost of testing it once, and of consuming one of a run."""
         op, av = unit
-        if op is sre.IN:
-            return self._new_class(op, av, flags)
-        known = self._classes.get((op, av, flags))
+        # A set's items stay where they are for as long as the parsed pattern does.
+        key = (op, id(av) if op is sre.IN else av, flags)
+        known = self._classes.get(key)
         if known is None:
-            known = self._classes[op, av, flags] = self._new_class(op, av, flags)
+            known = self._classes[key] = self._new_class(op, av, flags)
         return known
 
     def _new_class(self, op: Any, av: Any, flags: int) -> tuple[Class, float, float]:

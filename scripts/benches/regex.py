@@ -2,7 +2,8 @@
 
 Every figure is for texts of 32,000 characters. A pattern is *hostile* when a search took over 60 ms or had
 to be killed; it is *linear* when its worst search took at most 5 ms and no more than doubled (2.6 times,
-for noise) with the length. Times are CPU time of the searching thread, the least of a few repeats.
+for noise) with the length. A pattern that is refused is searched only until it is known not to be linear.
+Times are CPU time of the searching thread, the least of a few repeats.
 """
 
 import json

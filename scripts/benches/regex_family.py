@@ -138,7 +138,10 @@ def texts(pattern: str, length: int, rng: random.Random, limit: int = 16) -> lis
     flags = parsed.state.flags
     words = list(dict.fromkeys(_word(parsed, rng, flags, loops) for loops in (1, 1, 2, 0, 3, 1, 2)))
     loops = list(_loops(parsed, rng, flags))
-    chars = sorted({char for word in [*words, *(body for _, body in loops)] for char in word})
+    chars = sorted(
+        {char for word in [*words, *(body for _, body in loops)] for char in word}
+        | {char for char in pattern if char not in "\\()[]{}?*+|^$<=:.!"}
+    )
     ends = ["", rng.choice("!\x00~"), "\n!"]
     found: dict[str, None] = {}
 

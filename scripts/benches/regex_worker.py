@@ -20,6 +20,7 @@ LENGTH = 32_000
 LIMIT_MS = 5.0
 GIVE_UP_MS = 60.0
 GIVE_UP_SHORT_MS = 2.0
+NOT_LINEAR_MS = 6.0
 SURELY_FAST_MS = 1.5
 SEARCH_ALARM_S = 1.0
 
@@ -75,8 +76,8 @@ def _search(compiled: "re.Pattern[str]", pattern: str, seed: int, careful: bool)
     worst, worst_text = 0.0, ""
     for length in [14, 18, 22, 26, 32, 64, 250, 1000, 4000, LENGTH] if careful else [LENGTH]:
         worst = 0.0
-        give_up = GIVE_UP_MS if length > 64 else GIVE_UP_SHORT_MS
-        for text in texts(pattern, length, random.Random(seed), 48 if careful else 16):
+        give_up = GIVE_UP_MS if not careful else NOT_LINEAR_MS if length > 64 else GIVE_UP_SHORT_MS
+        for text in texts(pattern, length, random.Random(seed), 32 if careful else 14):
             # The default action of the alarm ends this process, which nothing else could do during a search.
             signal.setitimer(signal.ITIMER_REAL, SEARCH_ALARM_S)
             took = once(compiled, text)
