@@ -122,6 +122,8 @@ def analyse(pattern: str) -> Admission:
         cost = cost_of(graph)
     except (Explosive, TooComplex) as error:
         why = str(error)
+    except RecursionError:
+        why = "its groups are nested too deeply"
     if builder.graph.notes:
         why = "; ".join(filter(None, [why, *sorted(builder.graph.notes)]))
     return Admission(pattern, max_len, window, cost, why, _longest(cost))

@@ -1,5 +1,6 @@
 """stop_regex admission: both lists of the reference, what is weighed against what, and the cache."""
 
+import contextlib
 import threading
 import warnings
 
@@ -120,6 +121,22 @@ def test_classes_that_take_the_engine_long_to_compile_are_refused() -> None:
     with pytest.raises(BadRequest, match="span"):
         admit("[Ā-\uffff]" * 30, "stop_regex")
     admit("[一-龥]+", "stop_regex")
+
+
+def test_deep_nesting_is_judged_or_refused_wherever_it_is_asked() -> None:
+    def below(depth: int, pattern: str) -> None:
+        if depth:
+            below(depth - 1, pattern)
+        else:
+            with contextlib.suppress(BadRequest):
+                admit(pattern, "stop_regex")
+
+    for pattern in ("(" * 85 + "a" + ")*" * 85, "(?:" * 63 + "a" + ")" * 63, "(?=" * 60 + "a" + ")" * 60):
+        for depth in range(0, 900, 60):
+            with contextlib.suppress(RecursionError):
+                below(depth, pattern)
+                continue
+            assert depth > 500, "only a stack that is nearly full may end so"
 
 
 def test_the_parsers_warnings_reach_nobody() -> None:
