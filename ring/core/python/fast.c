@@ -359,7 +359,8 @@ static PyObject *Reader_wait(PyObject *object, PyObject *args) {
     if (count < 0) return NULL;
     if (count < 1 || count > MOST_WAITED_ON)
         return PyErr_Format(PyExc_ValueError, "wait: %zd consumers; expected 1 to %d", count, MOST_WAITED_ON);
-    if (self->handle == NULL || waiting_on(self, consumers, handles, count) != 0) return NULL;
+    if (self->handle == NULL) return PyObject_CallMethod(object, "_refuse", "i", RING_CLOSED);
+    if (waiting_on(self, consumers, handles, count) != 0) return NULL;
     int code = wait_for(self, handles, count, (int64_t)((timeout < 1.0 ? timeout : 1.0) * 1e9));
     if (code == RAISED) return NULL;
     if (code < 0) return PyObject_CallMethod(object, "_refuse", "i", code);
