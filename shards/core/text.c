@@ -44,6 +44,12 @@ static bool emit_replacements(struct ofs_shard *shard, slot *s, uint32_t count)
     return true;
 }
 
+/* A character that the prompt began and that is U+FFFD itself stands in the prompt's text already. */
+static bool is_replacement(const uint8_t *bytes, size_t n)
+{
+    return n >= UTF8_REPLACEMENT_LEN && !memcmp(bytes, UTF8_REPLACEMENT, UTF8_REPLACEMENT_LEN);
+}
+
 /* Byte-level: the tail that waited, then these bytes; what is again an incomplete character waits. */
 static bool feed_bytes(struct ofs_shard *shard, slot *s, const uint8_t *bytes, size_t n)
 {
@@ -69,6 +75,7 @@ static bool feed_bytes(struct ofs_shard *shard, slot *s, const uint8_t *bytes, s
             if (!prompts && !emit_replacements(shard, s, 1)) return false;
             valid = i + unit;
         }
+        if (i == 0 && (s->state & SLOT_PROMPT_TAIL) && is_replacement(all, unit)) valid = unit;
         s->state &= (uint8_t)~SLOT_PROMPT_TAIL;
         i += unit;
     }
@@ -76,6 +83,14 @@ static bool feed_bytes(struct ofs_shard *shard, slot *s, const uint8_t *bytes, s
     s->tail_len = (uint8_t)(len - i); /* at most 3: utf8_unit */
     memcpy(s->tail, all + i, len - i);
     return true;
+}
+
+/* The first `whole` bytes of a run are text. */
+static bool run_emit(struct ofs_shard *shard, slot *s, uint32_t whole)
+{
+    slot_extra *extra = s->extra;
+    uint32_t told = extra->run_prompt && is_replacement(extra->run, whole) ? UTF8_REPLACEMENT_LEN : 0;
+    return emit(shard, s, extra->run + told, whole - told);
 }
 
 /* A byte token: the run it belongs to is text if all of it is UTF-8, else one U+FFFD per byte. `tail_len` counts
@@ -107,7 +122,7 @@ static bool run_byte(struct ofs_shard *shard, slot *s, uint8_t byte)
     }
     if (extra->run_len < RUN_MAX) return true;
     uint32_t whole = extra->run_len - s->tail_len;
-    bool ok = emit(shard, s, extra->run, whole);
+    bool ok = run_emit(shard, s, whole);
     memmove(extra->run, extra->run + whole, s->tail_len);
     extra->run_len = s->tail_len;
     extra->run_prompt = 0;
@@ -122,7 +137,7 @@ static bool run_end(struct ofs_shard *shard, slot *s)
         if (s->tail_len)
             ok = emit_replacements(shard, s, extra->run_len - extra->run_prompt);
         else
-            ok = emit(shard, s, extra->run, extra->run_len);
+            ok = run_emit(shard, s, extra->run_len);
         extra->run_len = extra->run_prompt = 0;
         s->tail_len = 0;
     }

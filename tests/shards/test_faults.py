@@ -167,6 +167,10 @@ def test_a_prompt_that_ends_inside_a_character_neither_leaks_nor_loses(
         after = tokenizer_of(name).encode(" fox", add_special_tokens=False).ids[-1:]
         want = tokenizer_of(name).decode([*prompt, *after])
         assert tokenizer_of(name).decode(prompt) + driver.stream(after, prompt=prompt).text.decode() == want
+        # Nor is one sent that is U+FFFD itself, spelt out: the prompt's text has it.
+        spelt = [of_byte[byte] for byte in "\ufffd".encode()]
+        heard = driver.stream([*spelt[at:], *after], prompt=[*hello, *spelt[:at]])
+        assert "the fox" + heard.text.decode() == tokenizer_of(name).decode([*hello, *after])
         # Nor when there is no more.
         assert driver.stream([-1], prompt=prompt).text.decode() == ""
 
