@@ -1,12 +1,12 @@
 /* The reader's loop over a step's rows, and what it touches: outfeed.sink._deliver.
  *
  * Per token the reader does a table look-up, two comparisons, two copies and an append. In Python that is most
- * of a gateway's GIL time; here it is a tenth of a microsecond. This file does the usual row only. A row that is
- * late, doubled, behind a gap, the last one, with columns, or too much for its sink goes to the `odd` callback,
- * and so do all decisions: Python has the rules (sink/reader.py, sink/channel.py).
+ * of a gateway's time; here it is a fifth of a microsecond. This file does the usual row only. A row that is
+ * late, doubled, behind a gap, the last one, or too much for its sink goes to the `odd` callback, and so do all
+ * decisions: Python has the rules (sink/reader.py, sink/channel.py).
  *
  * The GIL is the lock: nothing here gives it up except where it calls Python, and then what was read before is
- * read again. Offsets are those of a body that ring/batch.py has checked; each row is checked against its
+ * read again. Offsets are those of a body that ring/checked.py let through; each row is checked against its
  * columns once more all the same, for a wrong number here would be a read outside the body.
  */
 
