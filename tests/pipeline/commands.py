@@ -1,11 +1,12 @@
 """Run the project's commands as a user does, and wait for what they lead to."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from outfeed.ring.board import Phase, Role
@@ -52,7 +53,10 @@ def launched(
         yield process
     finally:
         if process.poll() is None:
-            process.kill()
+            process.send_signal(signal.SIGINT)  # it removes what it made, which a killed one cannot
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LIMIT_S)
+        process.kill()
         process.communicate()
 
 
