@@ -19,7 +19,7 @@ from .regex_places import (
     TooComplex,
     doubted,
 )
-from .regex_tree import REPEATS, UNITS, Guard, Unit, both_of, combined, size, unwrapped
+from .regex_tree import REPEATS, UNITS, Guard, Unit, both_of, captures, combined, size, unwrapped
 from .regex_units import (
     ALTERNATIVE_NS,
     ANCHOR_NS,
@@ -100,6 +100,7 @@ class Builder(Places):
                 front = self._look(op is sre.ASSERT_NOT, av, front, flags)
             elif op is sre.ATOMIC_GROUP:
                 self._spend(front, LOOK_NS)
+                self._no_captures(av)
                 if any(item[0] in REPEATS or item[0] is sre.BRANCH for item in av.data):
                     self.graph.notes.add("an atomic group is taken for a plain one")
                 front = self._sequence(av.data, front, flags)
@@ -163,6 +164,17 @@ class Builder(Places):
         self._tail = ()
         return front
 
+    def _no_captures(self, body: Any) -> None:
+        """Refuse groups that capture where the engine gives nothing back.
+
+        CPython's engine loses their spans there and fails the search with a SystemError (3.11.7).
+        """
+        if captures(body):
+            raise TooComplex(
+                "a capturing group inside an atomic group or possessive repeat can make the engine fail; "
+                "write (?:...) there"
+            )
+
     def _branch(self, alternatives: Any, front: Front, flags: int) -> Front:
         self._spend(front, BRANCH_NS + self._mark_cost())
         ends: Front = []
@@ -183,6 +195,8 @@ class Builder(Places):
         least, most, body = av
         if most == 0:
             return front
+        if op is sre.POSSESSIVE_REPEAT:
+            self._no_captures(body)
         unlimited = most == sre.MAXREPEAT
         if len(body.data) == 1 and body.data[0][0] in UNITS:
             return self._class_repeat(op, least, UNLIMITED if unlimited else most, body.data[0], front, flags)

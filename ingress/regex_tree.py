@@ -97,3 +97,26 @@ def size(body: Any) -> int:
         elif op is sre.GROUPREF_EXISTS:
             total += sum(size(one) for one in av[1:] if one is not None)
     return min(total, 1000)
+
+
+def captures(body: Any) -> bool:
+    """Say whether a parsed piece has a capturing group in it."""
+    for op, av in body.data:
+        inner: list[Any] = []
+        if op is sre.SUBPATTERN:
+            if av[0] is not None:
+                return True
+            inner = [av[3]]
+        elif op in REPEATS:
+            inner = [av[2]]
+        elif op is sre.ATOMIC_GROUP:
+            inner = [av]
+        elif op is sre.BRANCH:
+            inner = av[1]
+        elif op is sre.ASSERT or op is sre.ASSERT_NOT:
+            inner = [av[1]]
+        elif op is sre.GROUPREF_EXISTS:
+            inner = [one for one in av[1:] if one is not None]
+        if any(captures(one) for one in inner):
+            return True
+    return False

@@ -77,6 +77,7 @@ def _search(compiled: "re.Pattern[str]", pattern: str, seed: int, careful: bool)
     for length in [14, 18, 22, 26, 32, 64, 250, 1000, 4000, LENGTH] if careful else [LENGTH]:
         worst = 0.0
         give_up = GIVE_UP_MS if not careful else NOT_LINEAR_MS if length > 64 else GIVE_UP_SHORT_MS
+        # An engine that fails (a SystemError) ends this process: the pattern then counts as hostile.
         for text in texts(pattern, length, random.Random(seed), 32 if careful else 14):
             # The default action of the alarm ends this process, which nothing else could do during a search.
             signal.setitimer(signal.ITIMER_REAL, SEARCH_ALARM_S)

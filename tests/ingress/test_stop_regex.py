@@ -123,6 +123,13 @@ def test_classes_that_take_the_engine_long_to_compile_are_refused() -> None:
     admit("[一-龥]+", "stop_regex")
 
 
+@pytest.mark.parametrize("pattern", [r"(?:(a)b)*+c", r"(?>(a)|b)c", r"(?:x(?=(a)))++", r"((a)|b){2}+"])
+def test_groups_that_the_engine_loses_track_of_are_refused(pattern: str) -> None:
+    found = analyse(pattern)
+    assert found.refusal(1) is not None
+    assert "capturing group" in found.why
+
+
 def test_deep_nesting_is_judged_or_refused_wherever_it_is_asked() -> None:
     def below(depth: int, pattern: str) -> None:
         if depth:
