@@ -118,8 +118,10 @@ class Builder(Places):
         (_, high), test, scan = self._class(unit, flags)
         self._spend(front, test)
         if self._tail and unit[0] is sre.LITERAL and not flags & sre.SRE_FLAG_IGNORECASE:
-            # The engine looks for a literal before it tries what follows a repeat of one class.
-            self._spend([edge for edge in front if edge[0] in self._tail], LITERAL_TAIL_NS - EXIT_NS - test)
+            # The engine looks for a literal before it tries what follows a repeat of one class: that saves
+            # the try where the run has no such character in it.
+            spared = [edge for edge in front if edge[0] in self._tail and not self.graph.high[edge[0]] & high]
+            self._spend(spared, LITERAL_TAIL_NS - EXIT_NS - test)
         self._tail = ()
         if not high:
             return []
@@ -316,7 +318,9 @@ class Builder(Places):
             after = [(source, ways * (1 + empty), guard, sure) for source, ways, guard, sure in end]
         skipped = 1.0 + empty if least == 0 else factor * (1 + empty) if empty else 0.0
         if skipped:
-            after = [(source, ways * skipped, guard, sure) for source, ways, guard, sure in front] + after
+            # Rounds that match nothing may still ask something: only leaving them all out asks nothing.
+            passed = front if least == 0 else doubted(front)
+            after = [(source, ways * skipped, guard, sure) for source, ways, guard, sure in passed] + after
         return self._merged(after)
 
     def _empty_ways(self, body: Any) -> float:

@@ -130,6 +130,19 @@ def test_groups_that_the_engine_loses_track_of_are_refused(pattern: str) -> None
     assert "capturing group" in found.why
 
 
+def test_a_round_that_matches_nothing_is_no_promise_of_a_match() -> None:
+    cost = analyse(r"(?=ab|cd)+\w?").cost
+    assert cost is not None
+    assert cost.degree == 1
+
+
+def test_a_literal_after_a_repeat_is_cheap_only_where_the_run_cannot_hold_it() -> None:
+    apart, within = analyse("[a-c]{0,20}x").cost, analyse("[a-c]{0,20}a").cost
+    assert apart is not None
+    assert within is not None
+    assert within.milliseconds(1000) > 1.5 * apart.milliseconds(1000)
+
+
 def test_deep_nesting_is_judged_or_refused_wherever_it_is_asked() -> None:
     def below(depth: int, pattern: str) -> None:
         if depth:
