@@ -104,10 +104,10 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, k
     vocab_size: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
     context_len: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] = 131_072
     model: str = "outfeed"
-    request_bytes: _Bytes = 1 << 24
-    control_bytes: _Bytes = 1 << 24
-    step_bytes: _Bytes = 1 << 24
-    egress_bytes: _Bytes = 1 << 24
+    request_bytes: _Bytes = 1 << 23
+    control_bytes: _Bytes = 1 << 23
+    step_bytes: _Bytes = 1 << 23
+    egress_bytes: _Bytes = 1 << 23
     heartbeat_limit_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5.0
 
 

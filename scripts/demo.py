@@ -225,7 +225,7 @@ def _figures(
     wrong = [(outcome.case.rid, why) for outcome in outcomes if (why := outcome.mismatch(tokenizer))]
     tokens = sum(outcome.tokens for outcome in outcomes)
     latencies = np.array([ns for outcome in outcomes for ns in outcome.latencies_ns] or [0]) / 1e3
-    shares = [row.get("tokens") for row in front.board.rows(Role.SHARD)]
+    shares = _shard_tokens(front, tokens)
     return {
         "requests": len(outcomes),
         "verified": len(outcomes) - len(wrong),
@@ -242,6 +242,16 @@ def _figures(
         "shard_share": [round(share / max(1, sum(shares)), 4) for share in shares],
         "ring_high_water_bytes": front.high_water(),
     }
+
+
+def _shard_tokens(front: Front, tokens: int) -> list[int]:
+    """Return the tokens that each shard handled; the board's counters come a moment after the streams."""
+    deadline = time.monotonic() + 2.0
+    while True:
+        counted = [row.get("tokens") for row in front.board.rows(Role.SHARD)]
+        if sum(counted) >= tokens or time.monotonic() > deadline:
+            return counted
+        time.sleep(0.01)
 
 
 def print_summary(result: dict[str, Any], console: Console) -> None:

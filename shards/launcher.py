@@ -156,7 +156,7 @@ def add_instance_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="PATH", help="a tokenizer.json, or a folder that holds one")
     for name in ("request", "control", "step", "egress"):
         sizes.add_argument(
-            f"--{name}-bytes", type=int, default=1 << 24, metavar="N", help=f"{name} ring (default 16 MiB)"
+            f"--{name}-bytes", type=int, default=1 << 23, metavar="N", help=f"{name} ring (default 8 MiB)"
         )
 
 
