@@ -1,5 +1,6 @@
 """The route table: who gets which shard, what a slot's next use looks like, and what is refused."""
 
+import random
 import threading
 
 import pytest
@@ -28,6 +29,29 @@ def test_short_requests_one_after_the_other_spread_too() -> None:
         seen.add(shard_of(route))
         table.release(route)
     assert seen == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("shards", [2, 3, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_shards_get_even_shares_of_the_tokens_however_skewed_the_lengths(shards: int, seed: int) -> None:
+    """A simulated server: 128 running requests, one token a step each, one in ten 50 times as long."""
+    rng = random.Random(seed)
+    table = RouteTable(0, shards=shards, slots=256)
+    running = {table.acquire(): _length(rng) for _ in range(128)}
+    tokens = [0] * shards
+    for _ in range(4000):
+        for route in list(running):
+            tokens[shard_of(route)] += 1
+            running[route] -= 1
+            if not running[route]:
+                del running[route]
+                table.release(route)
+                running[table.acquire()] = _length(rng)
+    assert max(tokens) < 1.1 * min(tokens), tokens
+
+
+def _length(rng: random.Random) -> int:
+    return rng.randint(1, 40) * (50 if rng.random() < 0.1 else 1)
 
 
 def test_a_slot_comes_back_with_the_next_generation() -> None:
