@@ -318,8 +318,9 @@ class Front:
 
     def _turn(self) -> None:
         drained = self.reader.drain()
-        settled = self._restoring.go_on() and not self.reader.statistics().aborts_waiting
+        restored = self._restoring.go_on()
         if drained == 0 and not self._stop.is_set():
+            settled = restored and not self.reader.statistics().aborts_waiting
             wait((self._consumer,), IDLE_S if settled else RETRY_S)
         if (now := time.monotonic()) - self._ticked >= TICK_S:
             self._ticked = now

@@ -108,7 +108,8 @@ class Launcher:
                 _idle(instance, self._draining_ns) or time.monotonic() > self._deadline
             ):
                 return 0
-            wait = min(CHECK_EVERY_S, supervisor.due_in() or CHECK_EVERY_S)
+            due = supervisor.due_in()
+            wait = CHECK_EVERY_S if due is None else min(CHECK_EVERY_S, due)
             if board.phase == Phase.STARTING:
                 wait = min(wait, 0.01)
             info = signal.sigtimedwait(SIGNALS, wait)
@@ -137,6 +138,9 @@ class Launcher:
                 sys.exit(EXIT_USAGE)
 
         status = os.waitstatus_to_exitcode(os.waitpid(fork_child(load), 0)[1])
+        if status < 0:
+            how = signal.strsignal(-status)
+            raise LaunchError(f"not started: the process that compiled the tokenizer was killed ({how})")
         if status:
             raise LaunchError("not started: the tokenizer could not be loaded, as said above")
 
