@@ -77,6 +77,7 @@ if __name__ == "__main__":
         cffi_modules=["setup.py:ring", "setup.py:shards", "setup.py:sidecar"],
         ext_modules=[
             methods("ring._fast", "ring/core/python/fast.c", "ring/core/api.h"),
+            methods("ring._body", "ring/core/python/body.c", "ring/core/check.h"),
             methods("sidecar._push", "sidecar/core/python/push.c", "ring/core/api.h", "sidecar/core/api.h"),
             methods("sink._deliver", "sink/core/deliver.c", "sink/core/fields.h"),
         ],

@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import lib
+from ._body import probe
 from .families import (
     FAMILIES,
     MAX_COUNT,
     BadColumns,
     Families,
     TokenTexts,
-    check_text,
+    check_utf8,
     decode_family,
     decode_texts,
     family_bytes,
@@ -35,7 +35,6 @@ MAX_STAMP: Final = (1 << 64) - 1
 U64 = NDArray[np.uint64]
 
 U64_TYPE: Final = np.dtype("<u8")
-U32_TYPE: Final = np.dtype("<u4")
 PREFIX: Final = struct.Struct("<IIQ")
 PREFIX_BYTES: Final = PREFIX.size
 # Bytes of the core columns per row, beside its ids.
@@ -58,8 +57,6 @@ class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     ended: list[int] = []
 
 
-_check: Final = lib.outfeed_check
-_sum: Final = lib.outfeed_sum_u32
 _decode_header: Final = msgspec.msgpack.Decoder(_Header).decode
 
 
@@ -145,17 +142,12 @@ def check_batch(body: Buffer) -> Checked:
             raise BadColumns(f"body_len is {body_len}, the body has {size} bytes")
         header = _decode_header(raw[PREFIX_BYTES:header_end])
         rows = header.rows
-        checked = _check_columns(header, raw, data)
-        # Last, so that a damaged number is reported as what it is where that can be told.
-        actual = _check(raw[PREFIX_BYTES:], size - PREFIX_BYTES, header_len)
-        if actual != check:
-            raise BadColumns(f"check is {check:#018x}, the body's is {actual:#018x}: it was changed or torn")
-        return checked
+        return _check_columns(header, raw, header_len, data, check)
     except (BadColumns, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadBatch(f"BATCH {error}", _named(raw, data, rows)) from error
 
 
-def _check_columns(header: _Header, body: bytes, data: int) -> Checked:
+def _check_columns(header: _Header, body: bytes, header_len: int, data: int, check: int) -> Checked:
     """Size every column from the header, compare with the body, and only then look at what is in them."""
     rows, tokens, text_bytes = header.rows, header.tokens, header.text_bytes
     _check_core(header)
@@ -173,15 +165,17 @@ def _check_columns(header: _Header, body: bytes, data: int) -> Checked:
     if end != len(body):
         raise BadColumns(f"header implies {end} bytes, the body has {len(body)}")
 
-    _check_sum("counts", body, data + 12 * rows, rows, "tokens", tokens)
+    egress = text_bytes is not None
+    counted, texts_sum, inside, actual = probe(
+        body, header_len, rows, data, text_at if egress else -1, text_bytes or 0
+    )
+    _same("counts", counted, "tokens", tokens)
     if header.finishes:
         checked.finishes = _finishes(header.finishes, rows)
     if text_bytes is not None:
         checked.text_at = text_at
-        _check_sum("text_lens", body, text_at + 4 * rows, rows, "text_bytes", text_bytes)
-        text = body[text_at + 8 * rows : text_at + 8 * rows + text_bytes]
-        if not text.isascii():
-            check_text("text", text, np.frombuffer(body, U32_TYPE, rows, text_at + 4 * rows))
+        _same("text_lens", texts_sum, "text_bytes", text_bytes)
+        check_utf8("text", body[text_at + 8 * rows : text_at + 8 * rows + text_bytes], inside)
     if header.families:
         checked.families = [
             None if entry is None else decode_family(kind, entry, body, starts[kind], rows)
@@ -191,6 +185,9 @@ def _check_columns(header: _Header, body: bytes, data: int) -> Checked:
         checked.texts = decode_texts(header.texts, body, texts_at, rows)
     if header.ended:
         checked.ended = _ended(header, checked.finishes)
+    # Last, so that a damaged number is reported as what it is where that can be told.
+    if actual != check:
+        raise BadColumns(f"check is {check:#018x}, the body's is {actual:#018x}: it was changed or torn")
     return checked
 
 
@@ -236,9 +233,7 @@ def _check_range(name: str, value: int, limit: int) -> None:
         raise BadColumns(f"{name} is {value}, not in 0..{limit}")
 
 
-def _check_sum(name: str, body: bytes, at: int, rows: int, total_name: str, expected: int) -> None:
-    # At most 2^20 u32 elements, added up in u64: cannot overflow.
-    total = _sum(body, len(body), at, rows)
+def _same(name: str, total: int, total_name: str, expected: int) -> None:
     if total != expected:
         raise BadColumns(f"{name} add up to {total}, {total_name} is {expected}")
 

@@ -332,17 +332,22 @@ def decode_texts(entry: tuple[int, int, int], body: bytes, at: int, batch_rows: 
 
 def check_text(name: str, text: bytes, lens: U32) -> None:
     """Check that a text column is UTF-8 and that no row's part begins inside a character."""
+    starts = np.cumsum(lens, dtype=np.int64)
+    starts = starts[starts < len(text)]
+    inside = starts[(np.frombuffer(text, np.uint8)[starts] & 0xC0) == 0x80]
+    check_utf8(name, text, int(inside[0]) if inside.size else -1)
+
+
+def check_utf8(name: str, text: bytes, inside: int) -> None:
+    """Check that a text column is UTF-8; `inside` is where a part of it begins inside a character, or -1."""
     if text.isascii():
         return
     try:
         str(text, "utf-8")
     except UnicodeDecodeError as error:
         raise BadColumns(f"{name}: not UTF-8 at byte {error.start}: {error.reason}") from error
-    starts = np.cumsum(lens, dtype=np.int64)
-    starts = starts[starts < len(text)]
-    inside = np.flatnonzero((np.frombuffer(text, np.uint8)[starts] & 0xC0) == 0x80)
-    if inside.size:
-        raise BadColumns(f"{name}: a part begins inside a character, at byte {int(starts[inside[0]])}")
+    if inside >= 0:
+        raise BadColumns(f"{name}: a part begins inside a character, at byte {inside}")
 
 
 def _check_rows(name: str, rows: U32, counts: U32, batch_rows: int) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from outfeed.ring._body import probe
 from outfeed.ring.batch import BadBatch, Batch, decode_batch, encode_batch
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
@@ -52,3 +53,37 @@ def test_a_short_body_names_who_it_can() -> None:
     with pytest.raises(BadBatch, match="body_len is 168, the body has 164 bytes") as caught:
         decode_batch(body_of(step())[:-4])
     assert caught.value.routes == (11, 12, 13)
+
+
+@pytest.mark.parametrize(
+    ("rows", "data", "text_at", "text_bytes"),
+    [
+        (-1, 16, -1, 0),
+        (5, 16, -1, 0),
+        (2**60, 16, -1, 0),
+        (0, 15, -1, 0),
+        (0, 101, -1, 0),
+        (1, 2**62, -1, 0),
+        (1, 16, -2, 0),
+        (1, 16, 101, 0),
+        (1, 16, 92, 1),
+        (1, 16, 36, 57),
+        (1, 16, 36, -1),
+        (1, 16, 2**62, 2**62),
+    ],
+)
+def test_nothing_outside_the_body_is_looked_at(rows: int, data: int, text_at: int, text_bytes: int) -> None:
+    """Whoever calls has checked that already; a mistake there must not become a read elsewhere."""
+    assert len(probe(bytes(100), 4, 4, 16, -1, 0)) == 4
+    with pytest.raises(ValueError, match="do not lie in the body"):
+        probe(bytes(100), 4, rows, data, text_at, text_bytes)
+
+
+def test_lengths_that_lie_are_added_up_and_walked_no_further_than_the_text() -> None:
+    body = bytearray(16 + 3 * 28 + 8)
+    text_at = 16 + 3 * 20
+    body[text_at + 12 : text_at + 24] = np.array([2, 2**32 - 1, 2**32 - 1], dtype="<u4").tobytes()
+    body[text_at + 24 :] = "éàüß".encode()
+    assert probe(bytes(body), 0, 3, 16, text_at, 8)[1:3] == (2**33, -1)
+    body[text_at + 12] = 3
+    assert probe(bytes(body), 0, 3, 16, text_at, 8)[1:3] == (2**33 + 1, 3)
