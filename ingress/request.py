@@ -29,6 +29,10 @@ SHORT_CHARACTERS = 256
 """Texts this short together are tokenized at once: that takes less than waking a thread and the way back."""
 PROMPT_TAIL = 64
 """How many prompt ids a shard gets: the context in which the first output id is decoded."""
+DRAWN_RIDS = 256
+"""Request ids drawn at once: drawing gives the GIL up, and getting it back can take milliseconds."""
+_RIDS: list[str] = []
+os.register_at_fork(after_in_child=_RIDS.clear)
 
 GENERATE_FIELDS = (
     "text",
@@ -264,7 +268,12 @@ def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def make_rid() -> str:
     """Return a request id that no other request has."""
-    return os.urandom(16).hex()
+    try:
+        return _RIDS.pop()
+    except IndexError:
+        drawn = os.urandom(16 * DRAWN_RIDS).hex()
+        _RIDS.extend(drawn[at : at + 32] for at in range(32, len(drawn), 32))
+        return drawn[:32]
 
 
 def _prompts(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 from outfeed.ingress.errors import BadRequest, Unavailable
 from outfeed.ingress.request import (
+    DRAWN_RIDS,
     Model,
     Ready,
     Tokenize,
     decode_body,
+    make_rid,
     parse_generate,
     ready,
 )
@@ -110,6 +113,23 @@ def test_rids_given_for_a_batch() -> None:
     for rid in (["x"], ["x", "x"], ["x", ""], 5, "", "r" * 257, "\ud800"):
         refused({"text": ["a", "b"], "rid": rid})
     refused({"text": "a", "rid": ["x"]})
+
+
+def test_made_rids_are_never_the_same_not_even_in_a_forked_process() -> None:
+    rids = [make_rid() for _ in range(2 * DRAWN_RIDS + 1)]
+    assert all(len(rid) == 32 and set(rid) <= set("0123456789abcdef") for rid in rids)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, "".join(make_rid() for _ in range(DRAWN_RIDS)).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(write)
+    with os.fdopen(read) as childs:
+        said = childs.read()
+    rids += [said[at : at + 32] for at in range(0, len(said), 32)]
+    rids += [make_rid() for _ in range(DRAWN_RIDS)]
+    assert len(rids) == len(set(rids)) == 4 * DRAWN_RIDS + 1
 
 
 def test_killer_logprob_options_beyond_the_vocabulary() -> None:
