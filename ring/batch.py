@@ -37,11 +37,13 @@ __all__ = [
     "BadBatch",
     "Batch",
     "Checked",
+    "as_batch",
     "check_batch",
     "decode_batch",
     "egress_header",
     "encode_batch",
     "encode_endings",
+    "join_steps",
 ]
 
 U64 = NDArray[np.uint64]
@@ -246,7 +248,11 @@ def encode_batch(
 
 def decode_batch(body: Buffer) -> Batch:
     """Return the Batch in a frame's body; raise BadBatch and deliver nothing. See `check_batch`."""
-    step = check_batch(body)
+    return as_batch(check_batch(body))
+
+
+def as_batch(step: Checked) -> Batch:
+    """Return a body that passed its checks as a Batch."""
     raw, rows, data = step.raw, step.rows, step.data
     batch = Batch(
         step.stamp_ns,
@@ -266,6 +272,36 @@ def decode_batch(body: Buffer) -> Batch:
         batch.text_lens = np.frombuffer(raw, _U32, rows, at + 4 * rows)
         batch.text = raw[at + 8 * rows : at + 8 * rows + step.text_bytes]
     return batch
+
+
+def join_steps(steps: Sequence[Checked]) -> Batch:
+    """Return steps as one, their rows end to end: a request may have several. The stamp is the last one's.
+
+    Raises ValueError for the egress form and for steps with families.
+    """
+    parts: tuple[list[bytes], ...] = ([], [], [], [], [])
+    finishes: list[tuple[int, FinishReason]] = []
+    total = 0
+    for step in steps:
+        if step.families or step.text_at is not None:
+            raise ValueError("only plain steps can be joined: no families, no text")
+        raw, rows, at = step.raw, step.rows, step.data
+        for part, size in zip(parts, (8 * rows, 4 * rows, 4 * rows, 4 * rows, 4 * step.tokens), strict=True):
+            part.append(raw[at : at + size])
+            at += size
+        if step.finishes:
+            finishes += [(total + row, reason) for row, reason in step.finishes]
+        total += rows
+    routes, first, counts, prompt_tokens, ids = (b"".join(part) for part in parts)
+    return Batch(
+        steps[-1].stamp_ns,
+        np.frombuffer(routes, _U64),
+        np.frombuffer(first, _U32),
+        np.frombuffer(counts, _U32),
+        np.frombuffer(prompt_tokens, _U32),
+        np.frombuffer(ids, _I32),
+        finishes,
+    )
 
 
 def _add_text(

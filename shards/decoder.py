@@ -7,11 +7,12 @@ makes each token's text here and the kernel does the rest (rows, stops, what is 
 Knows Batch and the registration messages; must not know rings or processes.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..ring.batch import Batch
 from ..ring.families import TokenTexts, wanted_ids
@@ -109,16 +110,28 @@ class Decoder:
         """Let nothing more come out of a request; its registration stays until it is forgotten."""
         self._kernel.end(route)
 
-    def decode(self, batch: Batch, shard: int, reader: int) -> "Outcome":
+    @property
+    def joins(self) -> bool:
+        """Whether `decode` takes several steps joined to one, now.
+
+        Not while the tokenizer makes the text, or a stop pattern is searched for after each step.
+        """
+        return not self._tokenizer and not self._watches
+
+    def decode(self, batch: Batch, shard: int, reader: int, merge: int = 0) -> "Outcome":
         """Decode the rows of this shard and reader; rows of unknown requests and doubled rows are dropped.
 
-        A row that does not follow the one before it fails its request: it is in `failures`, not in the rows.
+        A row that does not follow the one before it fails its request: it is in `failures`, behind what the
+        rows before it made.
+
+        merge: the batch is several steps joined (`join_steps`, while `joins`). Each row is decoded as it
+        would be alone; what a request's rows made comes out as one of at most `merge` bytes.
         """
         columns = (batch.routes, batch.first, batch.counts, batch.prompt_tokens, batch.ids)
         finishes = _finishes(batch, shard, reader) if batch.finishes else []
         ready = self._make_text(columns, shard, reader, finishes) if self._tokenizer else None
-        step = self._kernel.decode(columns, shard, reader, finishes, ready, bool(self._watches))
-        rows = Decoded(step, batch.stamp_ns, _reasons(batch.finishes, step) if finishes else [])
+        step = self._kernel.decode(columns, shard, reader, finishes, ready, bool(self._watches), merge)
+        rows = Decoded(step, batch.stamp_ns, _reasons(batch, step) if finishes else [])
         if step.stop_count:
             for row, pattern in step.stops:
                 rows.stop(row, self._detecting[int(step.routes[row])][pattern])
@@ -196,8 +209,7 @@ class Decoder:
 
     def _add_families(self, rows: Batch, step: Step, batch: Batch) -> None:
         """Pass on the optional columns of the rows that came out, with their tokens' texts where asked."""
-        place = np.full(batch.rows, -1, dtype=np.intp)
-        place[step.source] = np.arange(step.rows)
+        place = _places(batch, step)
         families = [None if family is None else family.select(place) for family in batch.families]
         if not any(family is not None for family in families):
             return
@@ -272,14 +284,18 @@ def _trimmed(matched: int | str | list[int] | None) -> tuple[int, bytes]:
     return kernel.END, b""
 
 
-def _reasons(finishes: Iterable[tuple[int, FinishReason]], step: Step) -> list[tuple[int, FinishReason]]:
-    """Map a step's finishes to the rows that came out."""
-    placed = []
-    for source, reason in finishes:
-        row = int(np.searchsorted(step.source, source))
-        if row < step.rows and step.source[row] == source:
-            placed.append((row, reason))
-    return placed
+def _reasons(batch: Batch, step: Step) -> list[tuple[int, FinishReason]]:
+    """Map a step's finishes to the rows that came out. A request's last row is its output row's source."""
+    place = _places(batch, step)[[row for row, _ in batch.finishes]].tolist()
+    placed = [(row, reason) for row, (_, reason) in zip(place, batch.finishes, strict=True) if row >= 0]
+    return sorted(placed, key=itemgetter(0))
+
+
+def _places(batch: Batch, step: Step) -> NDArray[np.intp]:
+    """Return each incoming row's output row, -1 for rows that are no output row's source."""
+    place = np.full(batch.rows, -1, dtype=np.intp)
+    place[step.source] = np.arange(step.rows)
+    return place
 
 
 def _ready(parts: list[bytes], tails: list[bytes], counts: list[int] | None = None) -> Ready:

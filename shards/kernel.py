@@ -159,12 +159,17 @@ class Kernel:
         finishes: list[Finish],
         ready: Ready | None = None,
         token_ends: bool = False,
+        merge: int = 0,
     ) -> "Step":
-        """Decode a step's rows of one shard and reader."""
+        """Decode a step's rows of one shard and reader.
+
+        merge: the step is several joined end to end, and what a request's rows made becomes one row of at
+        most so many bytes of ids and text, or several; only without `ready` and `token_ends`.
+        """
         alive = self._set_rows(columns)
         how, kept = self._set_finishes(finishes) if finishes else (ffi.NULL, None)
         given = ffi.NULL if ready is None else self._set_ready(ready)
-        code = lib.ofs_decode(self._shard, self._rows, shard, reader, how, given, token_ends)
+        code = lib.ofs_decode(self._shard, self._rows, shard, reader, how, given, token_ends, merge)
         del alive, kept
         if code:
             raise MemoryError(f"a step of {len(columns[0])} rows cannot be decoded (code {code})")
@@ -325,7 +330,7 @@ class Step:
 
     @property
     def source(self) -> U32:
-        """u32[rows], each row's row in the step that came in."""
+        """u32[rows], each row's row in the step that came in; of merged ones, the last."""
         return self._kernel.views.source[: self.rows]
 
     @property

@@ -2,7 +2,8 @@
 
 One decode step of N rows with one token each, real text in many scripts, the same ids for everyone:
 
-    shard loop      step frames lie in the ring; the loop reads, decodes and writes egress frames
+    shard loop      step frames lie in the ring; the loop reads, decodes and writes egress frames, each alone
+    backlog         the same, as the loop does it when they wait: as many as fit together are decoded as one
     kernel          the kernel's call alone, on columns already decoded
     DecodeStream    tokenizers.DecodeStream.step per row
     decode_batch    two tokenizer.decode_batch calls per step over each row's last ids (with offsets), and the
@@ -24,12 +25,13 @@ from typing import Any
 
 import numpy as np
 from outfeed.ring import Doorbell, Ring
-from outfeed.ring.batch import I32, U32, U64, decode_batch, encode_batch
+from outfeed.ring.batch import I32, U32, U64, check_batch, decode_batch, encode_batch
 from outfeed.ring.board import InstanceConfig, Phase, Role, State
 from outfeed.ring.frames import DecodeOptions, Register, Tag, encode
 from outfeed.ring.instance import Instance
 from outfeed.ring.names import segment_name
 from outfeed.ring.route import make_route
+from outfeed.shards import loop as shards_loop
 from outfeed.shards.decoder import Decoder
 from outfeed.shards.loop import Shard
 from outfeed.shards.shard import run_shard
@@ -67,6 +69,7 @@ def run(quick: bool) -> dict[str, Any]:
         "results": results,
         "ratios": {
             **{f"vs_decodestream_{rows}": stream[rows] / best["shard loop", rows] for rows in ROWS},
+            **{f"backlog_vs_decodestream_{rows}": stream[rows] / best["backlog", rows] for rows in ROWS},
             **{f"kernel_vs_decodestream_{rows}": stream[rows] / best["kernel", rows] for rows in ROWS},
             **{
                 f"vs_decode_batch_{rows}": best["decode_batch", rows] / best["shard loop", rows]
@@ -83,9 +86,10 @@ def _compare(
     """Return each way's best CPU microseconds per token."""
     steps = max(4, min(200, (8192 if quick else 32768) // rows))
     rounds = 3 if quick else 7
-    loop = _ShardLoop(table, rows)
+    loop, backlog = _ShardLoop(table, rows, joined=0), _ShardLoop(table, rows, joined=shards_loop.JOINED)
     ways: dict[str, Callable[[list[I32]], float]] = {
         "shard loop": loop,
+        "backlog": backlog,
         "kernel": _KernelAlone(table, rows),
         "DecodeStream": _Streams(tokenizer, rows),
         "decode_batch": _Offsets(tokenizer, rows),
@@ -103,6 +107,7 @@ def _compare(
                 fastest[name] = min(fastest[name], way(columns) / (count * rows) * 1e6)
     finally:
         loop.close()
+        backlog.close()
     return fastest
 
 
@@ -123,14 +128,17 @@ def _registered(table: TokenTable, routes: U64) -> Decoder:
 
 
 class _ShardLoop:
-    """The loop of shards/loop.py on real rings; only its turns are timed."""
+    """The loop of shards/loop.py on real rings; only its turns are timed. `joined`: its JOINED."""
 
-    def __init__(self, table: TokenTable, rows: int) -> None:
+    made = itertools.count()
+
+    def __init__(self, table: TokenTable, rows: int, joined: int) -> None:
+        self.joined = joined
         self.routes = _routes(rows)
         self.zeros = np.zeros(rows, dtype=np.uint32)
         self.ones = np.ones(rows, dtype=np.uint32)
         self.done = 0
-        name = f"outfeed-bench-detok-{os.getpid()}"
+        name = f"outfeed-bench-detok-{os.getpid()}-{next(self.made)}"
         self.bell = Doorbell.create(f"{name}.bell")
         self.rings = [
             Ring.create(f"{name}.{what}", lanes=1, consumers=1, capacity=1 << 23)
@@ -164,15 +172,16 @@ class _ShardLoop:
                     *encode_batch(time.monotonic_ns(), self.routes, first, self.ones, self.zeros, ids),
                 )
                 self.done += 1
+            shards_loop.JOINED = self.joined
             begin = time.process_time()
             while self.shard.turn():
                 pass
             spent += time.process_time() - begin
-            frames = 0
+            tokens = 0
             while got := self.reader.read():
-                frames += len(got)
+                tokens += sum(check_batch(body).tokens for _, _, body in got)
                 self.reader.release()
-            assert frames == len(part), f"{frames} frames for {len(part)} steps"
+            assert tokens == len(part) * len(self.routes), f"{tokens} tokens for {len(part)} steps"
         return spent
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ typedef struct {
     const int32_t *ids;
     const uint32_t *generated, *text_lens;
     const uint8_t *text;
-    const uint32_t *source;     /* each output row's row in the step */
+    const uint32_t *source;     /* each output row's row in the step; of merged ones, the last */
     const uint32_t *token_ends; /* per output token: end of its text within its row (if asked for) */
     const ofs_failure *failures;
     const ofs_stop *stops;
@@ -120,9 +120,14 @@ int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t r
              const ofs_finishes *finishes, uint32_t *keep);
 
 /* Decode a step's rows of shard `number` and `reader`; the result is in ofs_result(). `finishes` and, for a
- * shard with a table, `ready` may be NULL. */
+ * shard with a table, `ready` may be NULL.
+ *
+ * With `merge`, the step is several joined end to end, of at most OFS_MERGE_ROWS rows, and brings neither `ready`
+ * nor wants token ends. Each row is decoded as it would be alone, a request's in their order, and what they made
+ * goes out as one row as long as its ids and text take at most `merge` bytes together. */
+enum { OFS_MERGE_ROWS = 1 << 16 };
 int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
-               const ofs_finishes *finishes, const ofs_ready *ready, int want_token_ends);
+               const ofs_finishes *finishes, const ofs_ready *ready, int want_token_ends, uint32_t merge);
 
 /* Make the last result a BATCH body behind the given header (msgpack): ring/batch.py's egress form, sealed.
  * Returns its length, *body until the next call; or OFS_NO_MEMORY, OFS_TOO_MUCH (longer than a frame can be). */

@@ -10,11 +10,6 @@
 
 enum { COLUMN_FIRST, COLUMN_COUNTS, COLUMN_PROMPT, COLUMN_GENERATED, COLUMN_TEXT, COLUMN_SOURCE, COLUMNS };
 
-/* Where the walk over rows stands: the row, its first token, and the next finish. */
-typedef struct {
-    uint32_t row, at, finish;
-} step_cursor;
-
 static uint32_t u32_at(const void *column, uint32_t row)
 {
     uint32_t value;
@@ -35,23 +30,27 @@ static const uint8_t *ids_at(const ofs_rows *step, uint32_t token)
 }
 
 /* The row's finish, if it has one; finishes are in row order. */
-static const ofs_finish *step_finish(const ofs_finishes *how, step_cursor *at)
+static const ofs_finish *finish_of(const ofs_finishes *how, uint32_t row)
 {
-    if (!how) return NULL;
-    while (at->finish < how->count && how->finishes[at->finish].row < at->row) at->finish++;
-    bool ends = at->finish < how->count && how->finishes[at->finish].row == at->row;
-    return ends ? &how->finishes[at->finish] : NULL;
+    uint32_t low = 0, high = how ? how->count : 0;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (how->finishes[middle].row == row) return &how->finishes[middle];
+        if (how->finishes[middle].row < row) low = middle + 1;
+        else high = middle;
+    }
+    return NULL;
 }
 
 int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
              const ofs_finishes *finishes, uint32_t *keep)
 {
-    step_cursor at = {0, 0, 0};
+    row_place at = {0, 0};
     for (; at.row < step->rows; at.row++) {
         uint64_t route = u64_at(step->routes, at.row);
         uint32_t count = u32_at(step->counts, at.row);
         if (count > step->tokens - at.at) return OFS_BAD_ROW;
-        const ofs_finish *finish = step_finish(finishes, &at);
+        const ofs_finish *finish = finish_of(finishes, at.row);
         bool ours = route_shard(route) == number && route_reader(route) == reader;
         slot *s = ours ? slots_find(&shard->slots, route) : NULL;
         keep[at.row] = 0;
@@ -134,19 +133,36 @@ static void out_other(ofs_step *out, uint32_t reader)
     out->others[reader / 64] |= UINT64_C(1) << (reader % 64);
 }
 
+/* Whether the last row out is the same request's, and with this one's ids and text within `most` bytes. */
+static bool out_merges(const struct ofs_shard *shard, const row_work *row, uint64_t route, size_t text,
+                       uint32_t most)
+{
+    uint32_t last = shard->out.rows - 1;
+    if (!most || !shard->out.rows || shard->routes[last] != route) return false;
+    uint64_t ids = (uint64_t)column(shard, COLUMN_COUNTS)[last] + row->keep;
+    return column(shard, COLUMN_TEXT)[last] + text + 4 * ids <= most;
+}
+
 static void out_row(struct ofs_shard *shard, const ofs_rows *step, uint32_t source, const row_work *row,
-                    slot *s, size_t start)
+                    slot *s, size_t start, uint32_t merge)
 {
     ofs_step *out = &shard->out;
-    uint32_t n = out->rows++;
+    size_t text = shard->text.len - start;
+    uint32_t n = out->rows;
     s->expected += row->count;
     shard->totals.tokens += row->count;
-    shard->routes[n] = s->route;
-    column(shard, COLUMN_FIRST)[n] = u32_at(step->first, source);
-    column(shard, COLUMN_COUNTS)[n] = row->keep;
-    column(shard, COLUMN_PROMPT)[n] = u32_at(step->prompt_tokens, source);
-    column(shard, COLUMN_GENERATED)[n] = row->count;
-    column(shard, COLUMN_TEXT)[n] = (uint32_t)(shard->text.len - start);
+    if (out_merges(shard, row, s->route, text, merge)) {
+        n--;
+    } else {
+        out->rows++;
+        shard->routes[n] = s->route;
+        column(shard, COLUMN_FIRST)[n] = u32_at(step->first, source);
+        column(shard, COLUMN_PROMPT)[n] = u32_at(step->prompt_tokens, source);
+        column(shard, COLUMN_COUNTS)[n] = column(shard, COLUMN_GENERATED)[n] = column(shard, COLUMN_TEXT)[n] = 0;
+    }
+    column(shard, COLUMN_COUNTS)[n] += row->keep;
+    column(shard, COLUMN_GENERATED)[n] += row->count;
+    column(shard, COLUMN_TEXT)[n] += (uint32_t)text;
     column(shard, COLUMN_SOURCE)[n] = source;
     memcpy(shard->ids + out->tokens, row->ids, 4 * (size_t)row->keep);
     out->tokens += row->keep;
@@ -154,9 +170,9 @@ static void out_row(struct ofs_shard *shard, const ofs_rows *step, uint32_t sour
 }
 
 /* One row of this shard: which request, is it the row that request waits for, then its text. */
-static void step_row(struct ofs_shard *shard, const ofs_rows *step, const step_cursor *at, uint32_t count,
+static void step_row(struct ofs_shard *shard, const ofs_rows *step, const row_place *at, uint32_t count,
                      const ofs_finish *finish, const ofs_finishes *how, ready_view *ready,
-                     const uint32_t *lens, bool want_ends)
+                     const uint32_t *lens, bool want_ends, uint32_t merge)
 {
     uint64_t route = u64_at(step->routes, at->row);
     uint32_t first = u32_at(step->first, at->row);
@@ -193,7 +209,7 @@ static void step_row(struct ofs_shard *shard, const ofs_rows *step, const step_c
     uint32_t *ends = want_ends ? shard->token_ends + shard->out.tokens : NULL;
     bool simple = !finish && !lens && !ends && slot_plain(s);
     if (simple ? row_simply(shard, s, row.ids, count) : row_decode(shard, s, &row, ready, how, ends)) {
-        out_row(shard, step, at->row, &row, s, start);
+        out_row(shard, step, at->row, &row, s, start, merge);
     } else {
         shard->text.len = start;
         fail(shard, s, first, count, OFS_TOO_MUCH);
@@ -201,32 +217,42 @@ static void step_row(struct ofs_shard *shard, const ofs_rows *step, const step_c
     ready->at = ready_from + need;
 }
 
+static void prefetch(const struct ofs_shard *shard, const ofs_rows *step, const row_place *at)
+{
+    if (at->row + 8 < step->rows) slots_prefetch(&shard->slots, u64_at(step->routes, at->row + 8));
+    if (shard->has_table && at->at + 8 < step->tokens) {
+        uint32_t ahead = u32_at(step->ids, at->at + 8);
+        if (ahead < shard->table.ids) __builtin_prefetch(&shard->table.entries[ahead]);
+    }
+}
+
 int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
-               const ofs_finishes *finishes, const ofs_ready *ready, int want_token_ends)
+               const ofs_finishes *finishes, const ofs_ready *ready, int want_token_ends, uint32_t merge)
 {
     ready_view text = {.at = 0};
-    step_cursor at = {0, 0, 0};
+    row_place at = {0, 0};
+    int code = OFS_OK;
     if (!shard->has_table && !ready) return OFS_BAD_TABLE;
+    if (merge && (ready || want_token_ends)) return OFS_BAD_ROW;
     if (ready) text = (ready_view){.text = ready->text, .len = ready->len};
     if (!room_for_rows(shard, step->rows, step->tokens)) return OFS_NO_MEMORY;
+    if (merge && (code = order_rows(shard, step)) != OFS_OK) return code;
     out_begin(shard);
-    for (; at.row < step->rows; at.row++) {
+    for (uint32_t n = 0; n < step->rows; n++) {
+        if (merge) at = shard->order[n];
         uint64_t route = u64_at(step->routes, at.row);
         uint32_t count = u32_at(step->counts, at.row);
         if (count > step->tokens - at.at) return OFS_BAD_ROW;
-        if (at.row + 8 < step->rows) slots_prefetch(&shard->slots, u64_at(step->routes, at.row + 8));
-        if (shard->has_table && at.at + 8 < step->tokens) {
-            uint32_t ahead = u32_at(step->ids, at.at + 8);
-            if (ahead < shard->table.ids) __builtin_prefetch(&shard->table.entries[ahead]);
-        }
+        prefetch(shard, step, &at);
         if (route_shard(route) == number) {
             if (route_reader(route) == reader)
-                step_row(shard, step, &at, count, step_finish(finishes, &at), finishes, &text,
-                         ready ? ready->lens : NULL, want_token_ends);
+                step_row(shard, step, &at, count, finish_of(finishes, at.row), finishes, &text,
+                         ready ? ready->lens : NULL, want_token_ends, merge);
             else
                 out_other(&shard->out, route_reader(route));
         }
         at.at += count;
+        at.row++;
     }
     shard->out.text = shard->text.at;
     shard->out.text_bytes = shard->text.len;

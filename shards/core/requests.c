@@ -5,7 +5,7 @@
 #include <string.h>
 #include "utf8.h"
 
-int outfeed_shards_abi(void) { return 2; }
+int outfeed_shards_abi(void) { return 3; }
 
 ofs_shard *ofs_new(const uint8_t *base, size_t table_len, int *error)
 {
@@ -32,6 +32,8 @@ void ofs_free(ofs_shard *shard)
     free(shard->token_ends);
     free(shard->failures);
     free(shard->stops);
+    free(shard->order);
+    free(shard->groups);
     free(shard);
 }
 

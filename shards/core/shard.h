@@ -13,6 +13,11 @@ typedef struct {
     size_t len, cap;
 } text_buffer;
 
+/* A row of a step, and where its ids begin. */
+typedef struct {
+    uint32_t row, at;
+} row_place;
+
 struct ofs_shard {
     bool has_table;
     table table;
@@ -29,6 +34,9 @@ struct ofs_shard {
     ofs_failure *failures;
     ofs_stop *stops;
     uint32_t failure_cap, stop_cap;
+    row_place *order;                  /* of joined steps (order.c), and what finds it */
+    uint32_t *groups;
+    uint32_t order_cap;
     ofs_step out;
     ofs_totals totals;
 };
@@ -94,6 +102,9 @@ bool row_simply(struct ofs_shard *shard, slot *s, const uint8_t *ids, uint32_t c
 
 /* Put aside the last `keep` bytes of the text for the request's next row. */
 bool row_hold(struct ofs_shard *shard, slot_extra *extra, size_t keep);
+
+/* Put in shard->order the rows of joined steps, each request's together and in their order; or a negative code. */
+int order_rows(struct ofs_shard *shard, const ofs_rows *step);
 
 /* Replace ill-formed UTF-8 in one token's bytes; returns the bytes written or OFS_TOO_MUCH. */
 int64_t text_lossy(const uint8_t *bytes, size_t n, uint8_t *out, size_t room);

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,24 @@ class Rig:
         pid = shard_pids(self.name)[shard]
         os.kill(pid, how)
         return pid
+
+    def stop_shards(self) -> None:
+        """Stop every shard where it is, so that steps pile up behind each other."""
+        for pid in shard_pids(self.name):
+            os.kill(pid, signal.SIGSTOP)
+
+    def go_on_shards(self) -> None:
+        """Let stopped shards go on."""
+        for pid in shard_pids(self.name):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def let_the_shards_have_it(self) -> None:
+        """Wait until every shard, or who takes its place, has written what was pushed so far."""
+        until(
+            "the shards to have every step",
+            lambda: not any(consumer.lag for consumer in self.front.ring_stats()["step"].consumers),
+        )
 
     def until_replaced(self, shard: int, pid: int) -> None:
         row = self.front.board.row(Role.SHARD, shard)

@@ -22,6 +22,10 @@ TEXT = "Ströme reißen nie: 강물이 흐른다 👩‍👩‍👧, 川は流�
     ("point", "number", "kills"),
     [
         ("registered", 2, []),
+        ("backlog decoded, not written", 1, []),
+        ("backlog decoded, not written", 2, [0]),
+        ("backlog written, not released", 1, []),
+        ("backlog written, not released", 2, [0, 1]),  # a successor's first frame is its TAKEOVER
         ("decoded, not written", 1, []),
         ("decoded, not written", 25, []),
         ("written, not released", 1, []),
@@ -36,7 +40,12 @@ TEXT = "Ströme reißen nie: 강물이 흐른다 👩‍👩‍👧, 川は流�
 def test_a_shard_dies_just_there(
     small_tokenizer: Path, tmp_path: Path, point: str, number: int, kills: list[int]
 ) -> None:
-    """`kills` are shards that are killed first, so that there is something to restore."""
+    """`kills` are shards that are killed first, so that there is something to restore.
+
+    In a backlog, steps lie behind each other when the shard comes to them, and are decoded as one.
+    """
+    backlog = point.startswith("backlog ")
+    point = point.removeprefix("backlog ")
     instance, token = unique("point", NUMBERS), tmp_path / "token"
     token.touch()
     launcher = (sys.executable, FAULTY, point, str(number), str(token))
@@ -44,12 +53,17 @@ def test_a_shard_dies_just_there(
         rig = Rig(instance, small_tokenizer, process)
         ids = rig.encode(TEXT)
         streams = rig.submit(12, stop=["STOP here", "flows, STOP"])
+        if backlog:
+            rig.stop_shards()
         for at, one in enumerate(ids):
             if at == 20:
                 for shard in kills:
                     rig.kill_shard(shard)
             rig.push(streams, [one])
+            if not backlog:
+                rig.let_the_shards_have_it()
         rig.push(streams, rig.encode("!"), FinishReason.length(len(ids) + 1))
+        rig.go_on_shards()
         for stream in streams:
             text, got, (end,) = rest_of(stream)
             assert text == TEXT + "!"
@@ -67,7 +81,7 @@ def test_supervisor_and_shard_die_at_once(small_tokenizer: Path, tmp_path: Path)
     """Nothing can go on then: every stream ends with a 503, nothing survives, the next start is clean."""
     instance, token = unique("both", NUMBERS), tmp_path / "token"
     token.touch()
-    launcher = (sys.executable, FAULTY, "supervisor and shard", "3", str(token))
+    launcher = (sys.executable, FAULTY, "supervisor and shard", "1", str(token))
     with launched(instance, "--tokenizer", str(small_tokenizer), launcher=launcher) as process:
         rig = Rig(instance, small_tokenizer, process)
         streams = rig.submit(8)

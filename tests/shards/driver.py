@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
-from outfeed.ring.batch import Batch, decode_batch, encode_batch
+from outfeed.ring.batch import Batch, check_batch, decode_batch, encode_batch, join_steps
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Register, Restore
 from outfeed.ring.route import make_route
@@ -80,6 +80,19 @@ class Driver:
         first: dict[int, int] | None = None,
     ) -> Batch:
         """One step: (route, ids) rows; `finishes` by route."""
+        return self._decode(decode_batch(self.frame(rows, finishes, first)), 0)
+
+    def backlog(self, frames: Sequence[memoryview], merge: int) -> Batch:
+        """Several steps' frames decoded as one."""
+        return self._decode(join_steps([check_batch(frame) for frame in frames]), merge)
+
+    def frame(
+        self,
+        rows: Sequence[tuple[int, Sequence[int]]],
+        finishes: dict[int, FinishReason] | None = None,
+        first: dict[int, int] | None = None,
+    ) -> memoryview:
+        """One step's frame, each request's rows counted on."""
         counts = np.array([len(ids) for _, ids in rows], dtype=np.uint32)
         starts = [(first or {}).get(route, self._next.get(route, 0)) for route, _ in rows]
         parts = encode_batch(
@@ -91,10 +104,12 @@ class Driver:
             np.array([token for _, ids in rows for token in ids], dtype=np.int32),
             [(row, finishes[route]) for row, (route, _) in enumerate(rows) if finishes and route in finishes],
         )
-        batch = decode_batch(memoryview(b"".join(bytes(part) for part in parts)))
         for route, ids in rows:
             self._next[route] = self._next.get(route, 0) + len(ids)
-        made, failures, others = self.decoder.decode(batch, SHARD, READER)
+        return memoryview(b"".join(bytes(part) for part in parts))
+
+    def _decode(self, batch: Batch, merge: int) -> Batch:
+        made, failures, others = self.decoder.decode(batch, SHARD, READER, merge)
         assert others == []
         self.failures += [(found.route, found.expected, found.first) for found in failures]
         decoded = decode_batch(memoryview(b"".join(bytes(part) for part in made.encode())))

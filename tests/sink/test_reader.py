@@ -45,6 +45,23 @@ def test_rows_reach_their_own_sink() -> None:
     assert front.egress.released > 0
 
 
+def test_several_rows_of_a_request_in_one_frame_come_in_order() -> None:
+    """A shard that has a backlog writes what one row cannot hold as several."""
+    front = Front()
+    a, b = front.open(A), front.open(B)
+    front.arrive(
+        step(
+            row(A, 0, "a0"), row(A, 1, "a1"), row(A, 1, "a1"), row(A, 2, "a2", END), row(A, 3), row(B, 0, "b")
+        )
+    )
+    (done,) = waiting(a)
+    assert isinstance(done, Done)
+    assert (done.event.text, done.event.ids.tolist()) == ("a0a1a2", [0, 1, 2])
+    assert len(waiting(b)) == 1
+    statistics = front.reader.statistics()
+    assert (statistics.doubled, statistics.late, front.aborts) == (1, 1, [])
+
+
 def test_a_double_is_dropped() -> None:
     front = Front()
     a = front.open(A)

@@ -199,7 +199,9 @@ static void do_step(ofs_shard *shard, bool damaged)
     uint32_t keep[ROWS];
     uint32_t reader = rnd(2);
     int planned = ofs_plan(shard, &step, 1, reader, rnd(2) ? &how : NULL, keep);
-    int code = ofs_decode(shard, &step, 1, reader, rnd(8) ? &how : NULL, NULL, rnd(2));
+    /* As several steps joined, or as one; then a request may have rows all over it all the same. */
+    uint32_t merge = rnd(2) ? 1 + rnd(rnd(2) ? 32 : 4096) : 0;
+    int code = ofs_decode(shard, &step, 1, reader, rnd(8) ? &how : NULL, NULL, merge ? 0 : rnd(2), merge);
     REQUIRE((planned == OFS_OK) == (code == OFS_OK));
     if (code == OFS_OK) check_result(shard, damaged);
     free(c);
