@@ -42,6 +42,8 @@ PROMPT_TAIL: Final = 64
 SLACK: Final = 32
 PUSH_WAIT_S: Final = 0.5
 
+Counts = NDArray[np.uint32] | NDArray[np.int64]
+
 
 class Detokenize(Protocol):
     """What the replay scheduler needs of a tokenizer, to look for stop strings as an engine does."""
@@ -177,6 +179,8 @@ class Replay:
         self._position = np.zeros(self._options.batch, dtype=np.int64)
         self._left = np.zeros(self._options.batch, dtype=np.int64)
         self._limit = np.zeros(self._options.batch, dtype=np.int64)
+        self._ones = np.ones(self._options.batch, dtype=np.int64)
+        self._no_end = 0  # steps in which nobody can reach its limit, from here on
         self._stops: dict[int, _Stops] = {}  # route → stops, for the few requests that have any
         self._logprobs: dict[int, LogprobOptions] = {}  # route → what it wants beside its tokens
         self.steps = 0
@@ -223,7 +227,7 @@ class Replay:
         if not rows:
             return
         counts, ids = self._next_tokens(rows)
-        finishes = self._finishes(rows, counts, ids)
+        finishes = self._finishes(rows, counts)
         if self._stops:
             counts, ids = self._apply_stops(counts, ids, finishes)
         families = self._families(counts, ids) if self._logprobs else None
@@ -236,26 +240,31 @@ class Replay:
         for route in [int(self._routes[row]) for row in finishes]:
             self._leave(route)
 
-    def _next_tokens(self, rows: int) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+    def _next_tokens(self, rows: int) -> tuple[Counts, NDArray[np.int32]]:
         most = self._options.tokens_per_step
         position = self._position[:rows]
         if most == 1:
-            return np.ones(rows, dtype=np.uint32), self._corpus[position % self._corpus.size]
+            return self._ones[:rows], self._corpus[position % self._corpus.size]
         drawn = self._random.integers(1, most + 1, size=rows)
         counts = np.minimum(drawn, self._left[:rows]).astype(np.uint32)
         ends = np.cumsum(counts, dtype=np.int64)
         index = np.arange(ends[-1]) + np.repeat(position - (ends - counts), counts)
         return counts, self._corpus[index % self._corpus.size]
 
-    def _finishes(
-        self, rows: int, counts: NDArray[np.uint32], ids: NDArray[np.int32]
-    ) -> dict[int, FinishReason]:
-        done = np.flatnonzero(self._left[:rows] <= counts)
+    def _finishes(self, rows: int, counts: Counts) -> dict[int, FinishReason]:
+        if self._no_end > 0:
+            self._no_end -= 1
+            return {}
+        left = self._left[:rows]
+        done = np.flatnonzero(left <= counts)
+        if not done.size:
+            self._no_end = (int(left.min()) - 1) // self._options.tokens_per_step - 1
         return {int(row): FinishReason.length(int(self._limit[row])) for row in done}
 
     def _apply_stops(
-        self, counts: NDArray[np.uint32], ids: NDArray[np.int32], finishes: dict[int, FinishReason]
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+        self, counts: Counts, ids: NDArray[np.int32], finishes: dict[int, FinishReason]
+    ) -> tuple[Counts, NDArray[np.int32]]:
+        counts = counts.copy()
         ends = np.cumsum(counts, dtype=np.int64)
         keep = np.ones(len(ids), dtype=bool)
         for route, stops in self._stops.items():
@@ -268,7 +277,7 @@ class Replay:
                 counts[row] = kept
         return counts, ids if keep.all() else ids[keep]
 
-    def _families(self, counts: NDArray[np.uint32], ids: NDArray[np.int32]) -> list[Family | None]:
+    def _families(self, counts: Counts, ids: NDArray[np.int32]) -> list[Family | None]:
         ends = np.cumsum(counts, dtype=np.int64)
         wanting = sorted((self._at[route], options) for route, options in self._logprobs.items())
         return logprob_families(
@@ -282,7 +291,7 @@ class Replay:
         self,
         routes: NDArray[np.uint64],
         ids: NDArray[np.int32],
-        counts: NDArray[np.uint32] | None,
+        counts: Counts | None,
         finishes: dict[int, FinishReason],
         families: Sequence[Family | None] | None = None,
     ) -> None:
@@ -311,6 +320,7 @@ class Replay:
         self._routes[row] = request.route
         self._position[row] = replay_start(request.rid, self._corpus.size)
         self._left[row] = self._limit[row] = limit
+        self._no_end = min(self._no_end, (limit - 1) // self._options.tokens_per_step)
         if request.logprobs.return_logprob or request.logprobs.top_logprobs_num:
             self._logprobs[request.route] = request.logprobs
         prompt = np.frombuffer(request.input_ids[-4 * PROMPT_TAIL :], "<i4").tolist()
