@@ -36,6 +36,7 @@ class DecoderStatistics:
     """What a decoder has seen since its start."""
 
     rows: int = 0
+    """Rows that came out; of steps that were joined, one for each request."""
     tokens: int = 0
     unknown: int = 0
     """Rows whose request is not registered (ended, forgotten, or never announced); dropped."""
