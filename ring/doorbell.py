@@ -105,7 +105,9 @@ class Doorbell:
         """Make the doorbell; a dead process's of the same name is replaced.
 
         A wait spins before it sleeps for as long as recent sleeps taught it to, but at most `longest_spin`
-        seconds (0 to 0.01; 0: it always sleeps at once, which suits a machine with too few cores).
+        seconds (0 to 0.01; 0: it always sleeps at once, which suits a machine with too few cores). One of
+        more than the default keeps a reader awake between frames that come at most that far apart: its writer
+        is spared a system call per frame. That takes a core of its own; where there is none, it is slower.
 
         Raises LaneOwned when a live process has one of that name.
         """

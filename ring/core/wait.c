@@ -2,6 +2,8 @@
 
 #include "reader.h"
 
+#include <sched.h>
+
 #define SHORTEST_SPIN_NS 2000
 #define WAKE_UP_NS 50000 /* about what a sleep and a wake-up cost on a virtual machine */
 
@@ -11,9 +13,13 @@ static int any_has_more(lane_reader *const *readers, uint32_t count) {
     return 0;
 }
 
+/* A spin longer than a wake-up costs, which only a doorbell's owner can ask for, lets others run between its
+ * looks: the writer it waits for may itself wait for this core. With nobody else to run, a yield returns at
+ * once. Shorter spins do not yield: where every core is busy, who yields comes back later than who is woken. */
 static int spin(lane_reader *const *readers, uint32_t count, int64_t start, int64_t spin_ns) {
-    while (now_ns() - start < spin_ns) {
+    for (int64_t spent; (spent = now_ns() - start) < spin_ns;) {
         if (any_has_more(readers, count)) return 1;
+        if (spent > WAKE_UP_NS) sched_yield();
         for (int i = 0; i < 8; i++) relax();
     }
     return 0;
@@ -35,11 +41,13 @@ static void unpark_all(lane_reader *const *readers, uint32_t count) {
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* How long to spin next time: a sleep that was shorter than waking costs should have been a spin, one that
- * was longer made the spin before it a waste. So an idle or slow ring is hardly spun on, and a stream is not
- * interrupted by a sleep (and its writer by a system call) at every hiccup. */
+/* How long to spin next time: a sleep that was shorter than waking costs, or than what the doorbell's owner is
+ * willing to spin, should have been a spin; one that was longer made the spin before it a waste. So an idle or
+ * slow ring is hardly spun on, and a stream is not interrupted by a sleep (and its writer by a system call) at
+ * every hiccup, nor, when the owner said so, between any two frames. */
 static void learn(spinning *s, int64_t slept_ns) {
-    int64_t next = slept_ns < WAKE_UP_NS ? s->next_ns * 2 : s->next_ns / 2;
+    int64_t worth = s->longest_ns > WAKE_UP_NS ? s->longest_ns : WAKE_UP_NS;
+    int64_t next = slept_ns < worth ? s->next_ns * 2 : s->next_ns / 2;
     s->next_ns = least(next > SHORTEST_SPIN_NS ? next : SHORTEST_SPIN_NS, s->longest_ns);
 }
 

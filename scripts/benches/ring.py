@@ -5,7 +5,8 @@ which looks at every frame in Python (its tag, or its length) and lets it go. A 
 received over the time from the first frame to the last. Sizes 64 B, 4 KiB, 64 KiB and 1 MiB, one and
 four writers. Every transport is in its best honest configuration (`transports.py` says which):
 
-- outfeed: one `write` per frame, a full lane is waited for, `read` in batches, views released per batch;
+- outfeed: one `write` per frame, a full lane is waited for, `read` in batches, views released per batch; the
+  reader spins up to 200 us before it parks (iceoryx2's polls without end), a lane has 1 MiB or four frames;
 - multiprocessing.Queue and multiprocessing.Pipe as they come, bytes in and bytes out;
 - pyzmq PUSH/PULL over ipc, without pyzmq's copies from 64 KiB on;
 - faster-fifo without pickling and with get_many;

@@ -68,6 +68,36 @@ def test_one_doorbell_serves_many_rings(make_ring: MakeRing, bell: Doorbell) -> 
     assert seen == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("longest_spin", "stays_awake"), [(0.01, True), (50e-6, False)])
+def test_a_reader_stays_awake_for_as_long_as_its_doorbell_allows(
+    make_ring: MakeRing, name: str, longest_spin: float, stays_awake: bool
+) -> None:
+    ring = make_ring()
+
+    def write_every_millisecond() -> None:
+        with ring.writer(0) as writer:
+            while True:
+                writer.write(1, b"", timeout=30.0)
+                time.sleep(0.001)
+
+    process = FORK.Process(target=write_every_millisecond, daemon=True)
+    with Doorbell.create(f"{name}.bell-awake", longest_spin=longest_spin) as bell:
+        consumer = ring.consumer(0, bell)
+        process.start()
+        in_a_row = longest = 0  # frames that were waited for without a park
+        deadline = time.monotonic() + (30 if stays_awake else 0.3)
+        while longest < 20 and time.monotonic() < deadline:
+            before = ring.stats().consumers[0].parks
+            wait([consumer], 1.0)
+            consumer.read()
+            consumer.release()
+            in_a_row = in_a_row + 1 if ring.stats().consumers[0].parks == before else 0
+            longest = max(longest, in_a_row)
+        process.kill()
+        process.join()
+    assert (longest >= 20) == stays_awake
+
+
 def test_a_wait_is_capped_and_checked(make_ring: MakeRing, bell: Doorbell, name: str) -> None:
     ring = make_ring(consumers=2)
     consumer = ring.consumer(0, bell)
