@@ -41,6 +41,11 @@ def ring() -> FFI:
     return core("ring", "_core")
 
 
+def ingress() -> FFI:
+    """The worst text for a stop pattern: `outfeed.ingress._worst`."""
+    return core("ingress", "_worst")
+
+
 def shards() -> FFI:
     """The detokenizing kernel: `outfeed.shards._kernel`."""
     return core("shards", "_kernel")
@@ -74,7 +79,7 @@ class BuildPy(build_py):
 if __name__ == "__main__":
     setup(
         cmdclass={"build_py": BuildPy},
-        cffi_modules=["setup.py:ring", "setup.py:shards", "setup.py:sidecar"],
+        cffi_modules=["setup.py:ring", "setup.py:ingress", "setup.py:shards", "setup.py:sidecar"],
         ext_modules=[
             methods("ring._fast", "ring/core/python/fast.c", "ring/core/api.h"),
             methods("ring._body", "ring/core/python/body.c", "ring/core/check.h"),

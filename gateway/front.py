@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ..ingress.errors import Refused, Unavailable
 from ..ingress.register import Ingress, Ticket
-from ..ingress.request import Model, Tokenize, parse_generate
+from ..ingress.request import Model, Tokenize
 from ..ingress.routes import RouteTable
 from ..ring import Doorbell, RingStats, wait
 from ..ring.board import Board, Phase, Role, State
@@ -171,7 +171,7 @@ class Front:
         Raises:
             Refused: with the HTTP status and a message for the client; nothing of the request is left.
         """
-        request = parse_generate(body, self.model)
+        request = await self._tokenize.parse(body)
         self._must_serve()
         prompts = await self._tokenize.ready(request)
         streams: list[Stream] = []

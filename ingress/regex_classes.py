@@ -10,6 +10,8 @@ Must not know what a class is for.
 """
 
 import re
+from bisect import bisect_left, bisect_right
+from functools import lru_cache
 from re import _constants as sre  # type: ignore[attr-defined]
 from typing import Any
 
@@ -51,6 +53,32 @@ def kind_of(code: int) -> int:
     return WORD if char.isalnum() else OTHER
 
 
+SCANNED = 128
+"""Intervals of at most so many characters are looked through for the kinds they have."""
+_SPACES = [code for code in range(128, 0x3001) if chr(code).isspace()]
+"""Unicode has no white space beyond U+3000."""
+
+
+@lru_cache(maxsize=1024)
+def kinds_in(start: int, end: int) -> int:
+    """Return the kinds that characters start..end-1 may be of, a bit each."""
+    if end - start > SCANNED:
+        spaces = bisect_left(_SPACES, start) < bisect_left(_SPACES, end)
+        return DIGIT | WORD | OTHER | (SPACE if spaces else 0)
+    found = 0
+    for code in range(start, end):
+        found |= kind_of(code)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def words_are_letters(start: int, end: int) -> int:
+    """Return WORD if all word characters among start..end-1 are known to be letters, or 0."""
+    if end - start > SCANNED:
+        return 0
+    return WORD if all(chr(code).isalpha() for code in range(start, end) if kind_of(code) == WORD) else 0
+
+
 class Alphabet:
     """The atoms of one pattern, and its classes as masks over them.
 
@@ -69,11 +97,12 @@ class Alphabet:
         self._ends = [*self._starts[1:], MAX_CODE]
         bit = 128
         self._bits: list[int] = []
-        present = 0
+        present = letters = 0
         per_kind = [0] * KINDS
         for start, end in zip(self._starts, self._ends, strict=True):
             self._bits.append(bit)
-            present |= (kind_of(start) if end - start == 1 else 15) << bit
+            present |= kinds_in(start, end) << bit
+            letters |= words_are_letters(start, end) << bit
             for kind in range(KINDS):
                 per_kind[kind] |= 1 << (bit + kind)
             bit += KINDS
@@ -82,9 +111,27 @@ class Alphabet:
         self.all: Mask = ASCII | present
         self.edge: Mask = 1 << bit
         """Stands for the start or the end of the text, in the masks of what lies beside a position."""
+        self.last: Mask = 2 << bit
+        """Marks a guard whose newline must be the last of the text."""
+        self.anything: Mask = self.all | self.edge | self.last
+        """What can lie beside a position."""
         self._per_kind = [mask & present for mask in per_kind]
         self.newline: Mask = 1 << 10
+        self.ascii: Mask = ASCII
+        self.letters: Mask = _CASED | letters
+        """Those known to be found word characters at the first look into Unicode's tables."""
         self._categories: dict[tuple[str, bool], Mask] = {}
+
+    def intervals(self) -> list[tuple[int, int, int]]:
+        """Return the intervals beyond ASCII: (first code, end, the first of its KINDS bits)."""
+        return list(zip(self._starts, self._ends, self._bits, strict=True))
+
+    def atom(self, code: int) -> Mask:
+        """Return the mask of the one atom that a character is in."""
+        if code < 128:
+            return 1 << code
+        bit = self._bits[bisect_right(self._starts, code) - 1]
+        return kind_of(code) << bit
 
     def category(self, name: str, ascii_only: bool) -> Mask:
         """Return the mask of DIGIT, SPACE or WORD."""

@@ -14,10 +14,9 @@ docs/ingress.md has the argument why this is sound.
 
 from .regex_classes import Mask
 from .regex_knots import Knot
-from .regex_places import ANYWHERE, UNLIMITED, Explosive, Front, Graph, TooComplex
+from .regex_places import ANYWHERE, ASKS_NOTHING, UNLIMITED, Explosive, Front, Graph, TooComplex
 from .regex_poly import Cost, Poly, add, highest, piled, times
 from .regex_tree import allowed
-from .regex_units import START_NS
 
 MAX_COUNT = 1e12
 MULTIPLY_UP_TO = 4096
@@ -40,7 +39,7 @@ class _Analysis:
         self.steps = 0
         size = len(graph.high)
         alphabet = graph.alphabet
-        self.all = alphabet.all | alphabet.edge
+        self.all = alphabet.anything
         self.held: list[Poly] = [()] * size
         """Ways to be at a position."""
         self.left: list[Poly] = [()] * size
@@ -57,6 +56,7 @@ class _Analysis:
 
     def step(self, count: int = 1) -> None:
         self.steps += count
+        self.graph.work += count
         if self.steps > MAX_STEPS:
             raise TooComplex("it takes too much work to analyse")
 
@@ -65,14 +65,14 @@ class _Analysis:
     def _cannot_fail(self) -> set[int]:
         graph = self.graph
         sure: set[int] = set()
-        waiting = [edge[0] for edge in graph.final if edge[3]]
+        waiting = [edge[0] for edge in graph.final if edge[3] & ASKS_NOTHING]
         while waiting:
             node = waiting.pop()
-            if node in sure or graph.least[node] > 1:
-                continue  # A count that is not reached yet can still fail.
+            if node in sure or graph.least[node] > 1 or node in graph.runs:
+                continue  # A count that is not reached yet can still fail, and so can a row of characters.
             sure.add(node)
             if node and graph.high[node] == 0:
-                waiting += [edge[0] for edge in graph.preds[node] if edge[3]]
+                waiting += [edge[0] for edge in graph.preds[node] if edge[3] & ASKS_NOTHING]
         return sure
 
     def _shared_hubs(self) -> set[int]:
@@ -268,7 +268,7 @@ class _Analysis:
             self.left[node] = (min(held[0], into[0] * (most - least + 1)), *held[1:])
         else:
             self.left[node] = held
-        if most == least and any(edge[0] == node and edge[3] for edge in graph.final):
+        if most == least and any(edge[0] == node and edge[3] & ASKS_NOTHING for edge in graph.final):
             # Whoever reaches the count ends the search, so all others fall short: by half, on average.
             self.held[node] = times(held, 0.5)
 
@@ -418,7 +418,7 @@ class _Analysis:
             if high > 0 and node:
                 if node in self.sure:
                     # One way, at one position at a time: only the dearest counts.
-                    own = graph.scan[node] + sum(graph.run_costs.get(node, ()))
+                    own = graph.scan[node]
                     again = node in self.again
                     alone = max(alone, own + (spent if again else 0.0))
                     if not again:
@@ -427,8 +427,8 @@ class _Analysis:
                 run = graph.runs.get(node)
                 bear(high if run is None else run[0], self.held[node], graph.scan[node])
                 if run is not None:
-                    for mask, cost in zip(run, graph.run_costs[node], strict=False):
-                        bear(mask, self.held[node], cost)
+                    for mask, test in zip(run, graph.run_tests[node], strict=False):
+                        bear(mask, self.held[node], test.test)
                 bear(high, self.left[node], spent + self.extra.get(node, 0.0))
             elif node and node not in self.shared:
                 for mask, poly in self._profile(node):
@@ -444,7 +444,7 @@ class _Analysis:
             if any(edge[0] in self.sure for edge in graph.preds[hub]):
                 alone += graph.spent[hub] / graph.width[hub]
         # A search starts nowhere after the place where that one way began.
-        starting = START_NS + graph.spent[0]
+        starting = graph.spent[0]
         bear(self.all, (0.0, 1.0), alone if 0 in self.sure else max(alone, starting))
         by_mask = {mask: tuple(held) for mask, held in sums.items()}
         wide = [(mask, poly) for mask, poly in by_mask.items() if mask & (mask - 1)]

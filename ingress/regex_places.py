@@ -19,32 +19,26 @@ from dataclasses import dataclass, field
 from re import _constants as sre  # type: ignore[attr-defined]
 from typing import Any
 
+from .regex_checks import Check, check_of
 from .regex_classes import Alphabet, Class, Mask
-from .regex_tree import Guard, Unit, both_of, is_slow
-from .regex_units import (
-    ANCHOR_NS,
-    CATEGORY_NS,
-    CLASS_ITEM_NS,
-    CLASS_NS,
-    FOLDED_NS,
-    FOLDED_WIDE_NS,
-    LITERAL_NS,
-    SCAN_ANY_NS,
-    SCAN_CATEGORY_NS,
-    SCAN_CLASS_NS,
-    SCAN_LITERAL_NS,
-)
+from .regex_tree import Guard, Unit, both_of
+from .regex_units import ANCHOR_NS
 
 MAX_NODES = 300
 MAX_WORK = 1500
 MAX_WIDE = 6
 """More ways into a place than this are joined in a hub."""
 MAX_WAYS = 1e9
-WRITTEN_OUT = 48
-"""A repeat is written out when that takes at most so many positions."""
+WRITTEN_OUT = 160
+"""A repeat is written out when that takes at most so many positions…"""
+MAX_ROUNDS = 32
+"""…and it has at most so many rounds."""
 
-Edge = tuple[int, float, Guard, bool]
-"""(from, ways, guard, sure): `sure` when nothing here can make the match fail."""
+ASKS_NOTHING, EXACT = 1, 2
+PLAIN = ASKS_NOTHING | EXACT
+Edge = tuple[int, float, Guard, int]
+"""(from, ways, guard, trust). Of trust, `ASKS_NOTHING`: nothing here can make the match fail; `EXACT`: the
+engine surely comes to try what follows, whenever the guard holds (not so after an atomic group, say)."""
 Front = list[Edge]
 
 
@@ -62,7 +56,9 @@ class Graph:
 
     alphabet: Alphabet
     high: list[Mask] = field(default_factory=list)
-    """The class of a position; 0 for a hub."""
+    """The class of a position, characters that may be in it; 0 for a hub."""
+    low: list[Mask] = field(default_factory=list)
+    """Those that surely are."""
     preds: list[Front] = field(default_factory=list)
     least: list[int] = field(default_factory=list)
     """How often a position's class is repeated at least…"""
@@ -75,10 +71,18 @@ class Graph:
     """The same, but only where the last character was one of a mask."""
     runs: dict[int, list[Mask]] = field(default_factory=dict)
     """The classes of a node that stands for several characters in a row; `high` is the last of them."""
+    low_runs: dict[int, list[Mask]] = field(default_factory=dict)
     halves: dict[int, int] = field(default_factory=dict)
     """The optional part of a counted repeat of one class → its required part."""
-    run_costs: dict[int, list[float]] = field(default_factory=dict)
-    """What testing each of them but the first costs, spent where the one before it was read."""
+    run_tests: dict[int, list[Check]] = field(default_factory=dict)
+    """What is asked for each of them but the first, where the one before it was read."""
+    asked: list[tuple[int, float, Guard, Check, float]] = field(default_factory=list)
+    """(position, ways, guard, test, most): the part of what is spent that depends on the next character. As
+    `most` it is in `spent`, if there is a guard in `spent_after`."""
+    guarded: list[tuple[int, float, Guard]] = field(default_factory=list)
+    """(position, nanoseconds, guard): what else is in `spent_after`, and when exactly it is spent."""
+    scanned: dict[int, tuple[Check, float]] = field(default_factory=dict)
+    """What a repeat of one class asks of each character, and what it costs besides; the most is in `scan`."""
     width: dict[int, int] = field(default_factory=dict)
     """How many characters, at least, are read between two visits of a loop's hub."""
     final: Front = field(default_factory=list)
@@ -87,9 +91,12 @@ class Graph:
     """There are loops through hubs."""
     notes: set[str] = field(default_factory=set)
     """What was bounded instead of modelled."""
+    work: int = 0
+    """What the analysis has taken so far, in about microseconds."""
 
 
 UNLIMITED = 1 << 62
+NOTHING: Class = (0, 0)
 ANYWHERE = -1
 """`high` of a hub that may come after any character (the body of a look-behind)."""
 
@@ -102,25 +109,25 @@ class Places:
         self._alphabet = alphabet
         self._widths = group_widths
         self._groups: dict[int, tuple[Any, int]] = {}
-        self._work = 0
-        self._classes: dict[Any, tuple[Class, float, float]] = {}
+        self._classes: dict[Any, Check] = {}
         self._tail: tuple[int, ...] = ()
         """The positions of a repeat of one class, when what comes next follows it directly."""
         self._marks = 0
         self._floor = 1
         self._in_loop = 0
-        self._new(alphabet.all | alphabet.edge, [], 1, 1, 0.0)
+        self._new((alphabet.all | alphabet.edge,) * 2, [], 1, 1, 0.0)
 
     def _charge(self, work: int) -> None:
-        self._work += work
-        if self._work > MAX_WORK:
+        self.graph.work += work
+        if self.graph.work > MAX_WORK:
             raise TooComplex("it takes too much work to analyse")
 
-    def _new(self, high: Mask, preds: Front, least: int, most: int, scan: float) -> int:
+    def _new(self, of: Class, preds: Front, least: int, most: int, scan: float) -> int:
         graph = self.graph
         if len(graph.high) >= MAX_NODES:
             raise TooComplex(f"it has more than {MAX_NODES} places to be in")
-        graph.high.append(high)
+        graph.low.append(of[0])
+        graph.high.append(of[1])
         graph.preds.append(preds)
         graph.least.append(least)
         graph.most.append(most)
@@ -138,19 +145,28 @@ class Places:
             before = 0
             for mask, _ in guard:
                 before |= mask
+            self.graph.guarded.append((source, ways * nanoseconds, guard))
             key = (source, before)
             self.graph.spent_after[key] = self.graph.spent_after.get(key, 0.0) + ways * nanoseconds
+
+    def _ask(self, front: Front, test: Check, most: float = -1.0) -> None:
+        """Spend what it costs to look at the next character, or `most` where each place is taken alone."""
+        most = test.test if most < 0.0 else most
+        guarded = len(self.graph.guarded)
+        self._spend(front, most)
+        del self.graph.guarded[guarded:]
+        self.graph.asked += [(source, ways, guard, test, most) for source, ways, guard, _ in front]
 
     def _merged(self, front: Front) -> Front:
         """Add up the ways that are the same, and join what is still too many."""
         self._charge(len(front))
         if len(front) < 2:
             return front
-        ways_of: dict[tuple[int, Guard, bool], float] = {}
-        for source, ways, guard, sure in front:
-            key = (source, guard, sure)
+        ways_of: dict[tuple[int, Guard, int], float] = {}
+        for source, ways, guard, trust in front:
+            key = (source, guard, trust)
             ways_of[key] = ways_of.get(key, 0.0) + ways
-        merged = [(source, ways, guard, sure) for (source, guard, sure), ways in ways_of.items()]
+        merged = [(source, ways, guard, trust) for (source, guard, trust), ways in ways_of.items()]
         if any(edge[1] > MAX_WAYS for edge in merged):
             raise Explosive("there are over 10^9 ways to match nothing")
         return self._joined(merged, [])
@@ -164,51 +180,56 @@ class Places:
         inside = [edge for edge in front if edge[0] >= floor]
         if len(inside) <= MAX_WIDE:
             return front
-        hub = self._new(0, inside, 1, 1, 0.0)
-        return [*[edge for edge in front if edge[0] < floor], (hub, 1.0, None, True)]
+        hub = self._new(NOTHING, inside, 1, 1, 0.0)
+        return [*[edge for edge in front if edge[0] < floor], (hub, 1.0, None, PLAIN)]
 
-    def _guarded(self, front: Front, guard: Guard) -> Front:
+    def _guarded(self, front: Front, guard: Guard, trust: int = EXACT) -> Front:
         self._spend(front, ANCHOR_NS)
         result = []
-        for source, ways, before, _ in front:
+        for source, ways, before, own in front:
             both = both_of(before, guard)
             if both != ():
-                result.append((source, ways, both, False))
+                result.append((source, ways, both, own & trust if both is not before else 0))
         return result
 
-    def _class(self, unit: Unit, flags: int) -> tuple[Class, float, float]:
-        """Return a unit's class, the cost of testing it once, and of consuming one of a run."""
+    def _anchor(self, code: Any, flags: int) -> Guard:
+        alphabet = self._alphabet
+        edge, line = alphabet.edge, alphabet.newline
+        anything = alphabet.anything
+        multiline = flags & sre.SRE_FLAG_MULTILINE
+        if code is sre.AT_BEGINNING:
+            return (((edge | line) if multiline else edge, anything),)
+        if code is sre.AT_BEGINNING_STRING:
+            return ((edge, anything),)
+        if code is sre.AT_END:
+            return ((anything, edge | line | (0 if multiline else alphabet.last)),)
+        if code is sre.AT_END_STRING:
+            return ((anything, edge),)
+        word = alphabet.category("WORD", bool(flags & sre.SRE_FLAG_ASCII))
+        other = anything & ~word
+        if code is sre.AT_BOUNDARY:
+            return ((word, other), (other, word))
+        if code is sre.AT_NON_BOUNDARY:
+            return ((word, word), (other, other))
+        raise TooComplex(f"the anchor {code} is not modelled")
+
+    def _class(self, unit: Unit, flags: int) -> Check:
+        """Return a unit's class."""
         op, av = unit
         # A set's items stay where they are for as long as the parsed pattern does.
         key = (op, id(av) if op is sre.IN else av, flags)
         known = self._classes.get(key)
         if known is None:
-            known = self._classes[key] = self._new_class(op, av, flags)
+            known = self._classes[key] = check_of(op, av, flags, self._alphabet)
         return known
 
-    def _new_class(self, op: Any, av: Any, flags: int) -> tuple[Class, float, float]:
-        alphabet = self._alphabet
-        if op is sre.ANY:
-            low = alphabet.all if flags & sre.SRE_FLAG_DOTALL else alphabet.all & ~alphabet.newline
-            return (low, low), LITERAL_NS, SCAN_ANY_NS
-        if op is sre.IN:
-            slow = sum(is_slow(part, arg) for part, arg in av)
-            test, scan = (CATEGORY_NS, SCAN_CATEGORY_NS) if slow else (CLASS_NS, SCAN_CLASS_NS)
-            if slow > 1:
-                test, scan = test + CLASS_ITEM_NS * slow, scan + CLASS_ITEM_NS * slow
-            found = alphabet.charset(av, flags)
-            if flags & sre.SRE_FLAG_IGNORECASE and not all(item[0] is sre.CATEGORY for item in av):
-                more = FOLDED_WIDE_NS if found[1] & alphabet.beyond else FOLDED_NS
-                test, scan = test + more, scan + more
-            return found, test, scan
-        found = alphabet.literal(av, flags)
-        if op is sre.NOT_LITERAL:
-            found = (alphabet.all & ~found[1], alphabet.all & ~found[0])
-        if flags & sre.SRE_FLAG_IGNORECASE:
-            return found, FOLDED_NS, FOLDED_NS
-        return found, LITERAL_NS, SCAN_LITERAL_NS
+
+def doubted(front: Front, trust: int = 0) -> Front:
+    """Say that the match may fail here, or keep no more than this trust."""
+    return [(source, ways, guard, own & trust) for source, ways, guard, own in front]
 
 
-def doubted(front: Front) -> Front:
-    """Say that the match may fail here."""
-    return [(source, ways, guard, False) for source, ways, guard, _ in front]
+def where(front: Front, guard: Guard, trust: int = 0) -> Front:
+    """Return a front where a guard holds too."""
+    met = [(source, ways, both_of(before, guard), own & trust) for source, ways, before, own in front]
+    return [edge for edge in met if edge[2] != ()]

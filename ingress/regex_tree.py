@@ -49,15 +49,6 @@ def combined(flags: int, add: int, remove: int) -> int:
     return (flags | add) & ~remove
 
 
-def is_slow(op: Any, av: Any) -> bool:
-    """Say whether the engine tests this part of a class by itself: what is not in its bit map."""
-    if op is sre.LITERAL:
-        return bool(av > 0xFFFF)
-    if op is sre.RANGE:
-        return bool(av[1] > 0xFFFF)
-    return op is sre.CATEGORY
-
-
 def unwrapped(body: Any, flags: int) -> tuple[Any, list[int], int]:
     """Look through groups for a single class: (its item or None, the groups around it, its flags)."""
     groups: list[int] = []
@@ -99,24 +90,52 @@ def size(body: Any) -> int:
     return min(total, 1000)
 
 
+def inner_pieces(op: Any, av: Any) -> list[Any]:
+    """Return the parsed pieces that an item is made of."""
+    if op is sre.SUBPATTERN:
+        return [av[3]]
+    if op in REPEATS:
+        return [av[2]]
+    if op is sre.ATOMIC_GROUP:
+        return [av]
+    if op is sre.BRANCH:
+        return list(av[1])
+    if op is sre.ASSERT or op is sre.ASSERT_NOT:
+        return [av[1]]
+    if op is sre.GROUPREF_EXISTS:
+        return [one for one in av[1:] if one is not None]
+    return []
+
+
 def captures(body: Any) -> bool:
     """Say whether a parsed piece has a capturing group in it."""
+    return any(
+        (op is sre.SUBPATTERN and av[0] is not None) or any(captures(one) for one in inner_pieces(op, av))
+        for op, av in body.data
+    )
+
+
+def loses_captures(body: Any, kept: bool = False, again: bool = False) -> bool:
+    """Say whether the engine may lose the span of a group, which ends a search in a SystemError (3.11.7).
+
+    It does where it gives nothing back (`kept`: an atomic group, a possessive repeat) and goes through a
+    group again (`again`): a round that fails leaves the group's new start beside the end of the round
+    before. In a possessive repeat of nothing but one group the new start is that very end, so nothing is
+    lost.
+    """
     for op, av in body.data:
-        inner: list[Any] = []
-        if op is sre.SUBPATTERN:
-            if av[0] is not None:
-                return True
-            inner = [av[3]]
-        elif op in REPEATS:
-            inner = [av[2]]
+        if op is sre.SUBPATTERN and av[0] is not None and kept and again:
+            return True
+        here, more = kept, again
+        if op in REPEATS:
+            inner = av[2]
+            here = kept or op is sre.POSSESSIVE_REPEAT
+            more = again or av[1] > 1
+            alone = len(inner.data) == 1 and inner.data[0][0] is sre.SUBPATTERN
+            if here and not kept and not again and alone and not captures(inner.data[0][1][3]):
+                continue
         elif op is sre.ATOMIC_GROUP:
-            inner = [av]
-        elif op is sre.BRANCH:
-            inner = av[1]
-        elif op is sre.ASSERT or op is sre.ASSERT_NOT:
-            inner = [av[1]]
-        elif op is sre.GROUPREF_EXISTS:
-            inner = [one for one in av[1:] if one is not None]
-        if any(captures(one) for one in inner):
+            here = True
+        if any(loses_captures(one, here, more) for one in inner_pieces(op, av)):
             return True
     return False

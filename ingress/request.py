@@ -1,7 +1,8 @@
 """A `/generate` body becomes checked prompts: who asks for what, in ids the scheduler can take.
 
 `decode_body` reads JSON, `parse_generate` checks a body against the model, `Tokenize` turns texts into ids
-on its own threads, `ready` checks what only the ids can tell. Nothing here writes to a ring.
+on its own threads and analyses stop patterns there, `ready` checks what only the ids can tell. Nothing here
+writes to a ring.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from ..ring.frames import DecodeOptions, LogprobOptions
 from .errors import BadRequest, Unavailable, show
 from .fields import boolean, integer, text
-from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, parse_each
+from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, brings_new_patterns, parse_each
 
 MAX_BODY_BYTES = 16 << 20
 MAX_BATCH = 1024
@@ -205,10 +206,11 @@ def ready(prompt: Prompt, ids: NDArray[np.int32] | Sequence[int], stream: bool, 
 
 
 class Tokenize:
-    """Turns texts into ids, long ones on a few threads of its own: no event loop waits for a long prompt.
+    """Turns texts into ids, long ones on a few threads of its own: no event loop waits for a long prompt,
+    nor for the analysis of a stop pattern.
 
-    At most `waiting` texts are queued or in work; one more is Unavailable at once. Texts that have `short`
-    characters together are tokenized where they are.
+    At most `waiting` texts and requests are queued or in work; one more is Unavailable at once. Texts that
+    have `short` characters together are tokenized where they are.
     """
 
     def __init__(
@@ -224,6 +226,25 @@ class Tokenize:
         self._limit = waiting
         self._in_work = 0
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="outfeed-tokenize")
+
+    async def parse(self, body: Any) -> GenerateRequest:
+        """Check a body as `parse_generate` does, on a thread if it has stop patterns that are not known yet.
+
+        Raises BadRequest, Unavailable.
+        """
+        if type(body) is not dict or not brings_new_patterns(body.get(WHERE)):
+            return parse_generate(body, self._model)
+        if self._in_work >= self._limit:
+            raise Unavailable(
+                f"{self._in_work} requests wait to be checked, at most {self._limit} may; try again soon"
+            )
+        self._in_work += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._pool, parse_generate, body, self._model
+            )
+        finally:
+            self._in_work -= 1
 
     async def ready(self, request: GenerateRequest) -> list[Ready]:
         """Tokenize a request's texts and check every prompt. Raises BadRequest, Unavailable."""

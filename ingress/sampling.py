@@ -16,7 +16,7 @@ import msgspec
 
 from .errors import BadRequest, show
 from .fields import CHECKS, MAX_I64, MAX_STOP_REGEXES, MAX_STOP_STRINGS
-from .stop_regex import CACHE, Admission, admit
+from .stop_regex import CACHE, Admission, Effort, admit
 
 TOP_K_ALL = 1 << 30
 """top_k that means the whole vocabulary."""
@@ -89,6 +89,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
         defaults: Mapping[str, Any] | None = None,
         max_output_tokens: int | None = None,
         characters_per_token: float = CHARACTERS_PER_TOKEN,
+        effort: Effort | None = None,
         where: str = WHERE,
     ) -> "SamplingParams":
         """Check one client object and return it normalized and verified; BadRequest names the field.
@@ -96,7 +97,8 @@ class SamplingParams(msgspec.Struct, kw_only=True):
         `defaults` are the server's own (preferred) values, below the client's: a field the client leaves
         out, or sets to null, takes them; `max_new_tokens` null is a value and stays.
         `max_output_tokens` is what the context length leaves for the output; with `max_new_tokens` and
-        `characters_per_token` it says how long a text each stop_regex will be searched in.
+        `characters_per_token` it says how long a text each stop_regex will be searched in. `effort` is what
+        may be spent on analysing the patterns, shared by the objects of one request.
         """
         if obj is None:
             obj = {}
@@ -106,7 +108,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
             obj = _merged(defaults, obj)
         params = cls(**_checked(obj, where))
         params.post_init()
-        params.normalize(tokenizer_present=tokenizer_present, where=where)
+        params.normalize(tokenizer_present=tokenizer_present, effort=effort, where=where)
         params.verify(
             vocab_size,
             max_output_tokens=max_output_tokens,
@@ -137,7 +139,9 @@ class SamplingParams(msgspec.Struct, kw_only=True):
         if self.structural_tag == "":
             self.structural_tag = None
 
-    def normalize(self, *, tokenizer_present: bool = True, where: str = WHERE) -> None:
+    def normalize(
+        self, *, tokenizer_present: bool = True, effort: Effort | None = None, where: str = WHERE
+    ) -> None:
         """Make scalars lists, measure them, and refuse what needs a tokenizer when there is none."""
         if self.is_normalized:
             return
@@ -160,7 +164,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
                 longest = size
         self.stop_str_max_len = longest
         if regexes:
-            self.stop_regex_max_len = max(found.window for found in _admitted(regexes, where))
+            self.stop_regex_max_len = max(found.window for found in _admitted(regexes, where, effort))
         self.is_normalized = True
 
     def verify(
@@ -259,7 +263,19 @@ def parse_each(
         raise BadRequest(
             where, f"must be one object or a list of {count}, one for each prompt; got {len(obj)}"
         )
+    options.setdefault("effort", Effort())
     return [SamplingParams.parse(entry, where=f"{where}[{i}]", **options) for i, entry in enumerate(obj)]
+
+
+def brings_new_patterns(obj: Any) -> bool:
+    """Say whether client objects have stop patterns that are still to be analysed, which takes a while."""
+    known = CACHE.get
+    for entry in obj if type(obj) is list else (obj,):
+        patterns = entry.get("stop_regex") if type(entry) is dict else None
+        for pattern in patterns if type(patterns) is list else (patterns,):
+            if type(pattern) is str and pattern and known(pattern) is None:
+                return True
+    return False
 
 
 def _outside(where: str, name: str, accepted: str, value: Any) -> BadRequest:
@@ -308,10 +324,13 @@ def _listed(value: str | list[str] | None, limit: int, where: str, name: str) ->
     return [entry for entry in entries if entry]
 
 
-def _admitted(patterns: Iterable[str], where: str) -> list[Admission]:
+def _admitted(patterns: Iterable[str], where: str, effort: Effort | None = None) -> list[Admission]:
     known = CACHE.get
     found = []
     for index, pattern in enumerate(patterns):
         admission = known(pattern)
-        found.append(admit(pattern, f"{where}.stop_regex[{index}]") if admission is None else admission)
+        if admission is None:
+            effort = effort or Effort()
+            admission = admit(pattern, f"{where}.stop_regex[{index}]", effort)
+        found.append(admission)
     return found

@@ -20,10 +20,12 @@ from .regex_cost import cost_of
 from .regex_graph import Builder
 from .regex_places import Explosive, TooComplex
 from .regex_poly import Cost
+from .regex_tree import inner_pieces
+from .regex_worst import Worst, worst_of
 
 UNBOUNDED = 1 << 30
 """A length without an upper bound: search everything so far."""
-LIMIT_MS = 4.0
+LIMIT_MS = 4.75
 """What the bound on one search may be. A search may take 5 ms: the rest is for a machine that is slower, or
 busier, than the ones the costs were measured on."""
 SHORTEST_TEXT = 256
@@ -31,11 +33,27 @@ SHORTEST_TEXT = 256
 because nothing is there to be searched is not harmless."""
 LONGEST_LINEAR_TEXT = 32_000
 """A linear pattern is weighed for at most so many characters: beyond, it costs what any search does."""
+_ENOUGH = LIMIT_MS * 1e6 / LONGEST_LINEAR_TEXT - 1.0
+"""Nanoseconds that each character of the longest text may cost, a little less for its beginning."""
 MAX_ENUMERATED = 100_000
 """The engine's compiler walks through every character of a class's ranges: at most so many per pattern."""
 
 
 CACHED = 512
+MAX_EFFORT = 30_000
+"""What the analysis of all patterns of a request may take, in about microseconds of a quiet machine. The
+pattern that comes to it is still analysed: at most about ten milliseconds more."""
+PARSE_US, COMPILE_US = 60, 3
+"""What the engine's own parser and compiler take, per pattern and per character."""
+
+
+class Effort:
+    """What may still be spent on the patterns of one request, so that it cannot hold up the others."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, microseconds: int = MAX_EFFORT) -> None:
+        self.left = microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +73,8 @@ class Admission:
 
     longest: int
     """A text of so many characters may be searched (see `_longest`); -1 for none at all."""
+    work: int
+    """What the analysis took, in about microseconds."""
 
     def refusal(self, characters: int) -> str | None:
         """Return why a search in a text of `characters` may take too long, or None."""
@@ -103,7 +123,7 @@ def analyse(pattern: str) -> Admission:
     """Analyse one pattern, without the cache. Raises ValueError with the reason when it cannot compile."""
     parsed = _parse(pattern)
     flags = parsed.state.flags
-    codes, folds = _codes_of(pattern, parsed, flags)
+    codes, folds = codes_of(pattern, parsed, flags)
     if pattern.count("(?") != pattern.count("(?:"):
         # The compiler refuses look-behinds without a fixed width and little else, nothing of it spelled
         # plainly; whatever is not plain is compiled, to be sure.
@@ -119,14 +139,29 @@ def analyse(pattern: str) -> Admission:
     why, cost = "", None
     try:
         graph = builder.build(parsed, flags)
-        cost = cost_of(graph)
+        try:
+            cost = cost_of(graph)
+        except (Explosive, TooComplex) as error:
+            why = str(error)
+        if _longest(cost) < UNBOUNDED:
+            better = _better(cost, worst_of(graph, _ENOUGH))
+            if better is not cost:
+                cost, why = better, ""
     except (Explosive, TooComplex) as error:
         why = str(error)
     except RecursionError:
         why = "its groups are nested too deeply"
     if builder.graph.notes:
         why = "; ".join(filter(None, [why, *sorted(builder.graph.notes)]))
-    return Admission(pattern, max_len, window, cost, why, _longest(cost))
+    work = PARSE_US + COMPILE_US * len(pattern) + builder.graph.work
+    return Admission(pattern, max_len, window, cost, why, _longest(cost), work)
+
+
+def _better(cost: Cost | None, worst: Worst | None) -> Cost | None:
+    """Return the cost that lets the longer text be searched."""
+    if worst is None or (cost is not None and _longest(cost) >= _longest(worst.cost)):
+        return cost
+    return worst.cost
 
 
 _LOOKS_AROUND = re.compile(r"[\^$]|\\[bBAZ]|\(\?[=!<]").search
@@ -146,7 +181,7 @@ def _parse(pattern: str) -> Any:
         raise ValueError(str(error)) from None
 
 
-def _codes_of(pattern: str, parsed: Any, flags: int) -> tuple[set[int], bool]:
+def codes_of(pattern: str, parsed: Any, flags: int) -> tuple[set[int], bool]:
     """Return the non-ASCII code points a pattern names, and whether it ignores case anywhere.
 
     Raises ValueError when the engine's compiler would walk through too many characters.
@@ -167,18 +202,8 @@ def _codes_of(pattern: str, parsed: Any, flags: int) -> tuple[set[int], bool]:
                 enumerated += min(av[1], 0xFFFF) - av[0] + 1 if av[0] <= 0xFFFF else 0
             elif op is sre.IN:
                 waiting.append(av)
-            elif op is sre.BRANCH:
-                waiting += av[1]
-            elif op is sre.SUBPATTERN:
-                waiting.append(av[3])
-            elif op is sre.ATOMIC_GROUP:
-                waiting.append(av)
-            elif op is sre.ASSERT or op is sre.ASSERT_NOT:
-                waiting.append(av[1])
-            elif op is sre.GROUPREF_EXISTS:
-                waiting += [one for one in av[1:] if one is not None]
-            elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-                waiting.append(av[2])
+            else:
+                waiting += inner_pieces(op, av)
     if enumerated > MAX_ENUMERATED:
         raise ValueError(
             f"its classes span {enumerated} characters, which take the engine too long to compile; "
@@ -207,14 +232,8 @@ def _context(parsed: Any, flags: int) -> tuple[int, int]:
             flags_inside = (flags | av[1]) & ~av[2]
             more_before, more_after = _context(av[3], flags_inside)
             before, after = max(before, more_before), max(after, more_after)
-        elif op is sre.BRANCH:
-            inner = av[1]
-        elif op is sre.ATOMIC_GROUP:
-            inner = [av]
-        elif op is sre.GROUPREF_EXISTS:
-            inner = [one for one in av[1:] if one is not None]
-        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-            inner = [av[2]]
+        else:
+            inner = inner_pieces(op, av)
         for one in inner:
             more_before, more_after = _context(one, flags)
             before, after = max(before, more_before), max(after, more_after)
@@ -224,18 +243,26 @@ def _context(parsed: Any, flags: int) -> tuple[int, int]:
 CACHE: Cache[Admission] = Cache(CACHED)
 
 
-def admit(pattern: str, field: str) -> Admission:
-    """Return what is known of a pattern; BadRequest if the engine cannot compile it.
+def admit(pattern: str, field: str, effort: Effort) -> Admission:
+    """Return what is known of a pattern; BadRequest if the engine cannot compile it or no text is short
+    enough.
 
     What is not admitted for any text is not kept: it would push out what is in use.
     """
     known = CACHE.get(pattern)
     if known is not None:
         return known
+    if effort.left <= 0:
+        raise BadRequest(
+            field,
+            "the stop patterns of this request take too much to analyse together; send fewer or simpler ones",
+        )
     try:
         found = analyse(pattern)
     except ValueError as error:
         raise BadRequest(field, f"does not compile in Python's re: {error}; got {show(pattern)}") from None
-    if found.cost is not None:
-        CACHE.put(pattern, found)
+    effort.left -= found.work
+    if found.longest < 0:
+        raise BadRequest(field, found.refusal(0) or "is refused")
+    CACHE.put(pattern, found)
     return found

@@ -1,12 +1,16 @@
 """stop_regex admission against a generated family of patterns, each searched in texts made to be bad for it.
 
-Every figure is for texts of 32,000 characters. A pattern is *hostile* when a search took over 60 ms or had
-to be killed; it is *linear* when its worst search took at most 5 ms and no more than doubled (2.6 times,
-for noise) with the length. A pattern that is refused is searched only until it is known not to be linear.
-Times are CPU time of the searching thread, the least of a few repeats.
+Every figure is for texts of 32,000 characters. A pattern is *hostile* when a search took over 60 ms, had to
+be killed, or made the engine fail; it is *linear* when its worst search took at most 5 ms and no more than
+doubled (2.6 times, for noise) with the length. A pattern that is refused is searched only until it is known
+not to be linear. `linear_refused` is the share of all linear ones; `linear_refused_<ms>` that of those whose
+worst search took so long at most, for one that takes nearly 5 ms here takes more on another machine.
+`request_worst_ms` is what checking one request took with the 32 patterns that took the analysis longest.
+Times are CPU time of the thread, the least of a few repeats.
 """
 
 import json
+import math
 import select
 import subprocess
 import sys
@@ -20,6 +24,7 @@ COUNT, QUICK_COUNT = 5200, 400
 WATCHDOG_S = 10.0
 LINEAR_MS, LINEAR_GROWTH = 5.0, 2.6
 HOSTILE_MS = 60.0
+PER_REQUEST = 32
 
 
 class Worker:
@@ -48,6 +53,8 @@ class Worker:
             if line:
                 found: dict[str, Any] = json.loads(line)
                 return found
+            if process.wait() >= 0:
+                raise RuntimeError(f"the measuring process failed on {pattern!r}: its traceback is above")
         self.close()
         return {"pattern": pattern, "killed": True}
 
@@ -87,10 +94,44 @@ def run(quick: bool) -> dict[str, Any]:
                 print(f"\r{index + 1}/{count} patterns", end="", file=sys.stderr)
     finally:
         worker.close()
-    return summary(rows, time.monotonic() - started)
+    slowest = sorted(rows, key=lambda row: -row.get("analysis_ms", 0.0))[:PER_REQUEST]
+    return summary(rows, time.monotonic() - started, request_ms([row["pattern"] for row in slowest]))
 
 
-def summary(rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+def request_ms(patterns: list[str]) -> float:
+    """Return what checking a request with these patterns takes, none of them known, refused or not."""
+    from outfeed.ingress.errors import BadRequest
+    from outfeed.ingress.sampling import SamplingParams
+    from outfeed.ingress.stop_regex import CACHE
+
+    took = []
+    while patterns:
+        best = math.inf
+        for _ in range(3):
+            CACHE.clear()
+            start = time.thread_time_ns()
+            try:
+                SamplingParams.parse({"stop_regex": patterns, "max_new_tokens": 1}, vocab_size=1000)
+                refused = -1
+            except BadRequest as error:
+                refused = int(error.field.split("[")[1].split("]")[0])
+                together = "together" in error.message
+            best = min(best, (time.thread_time_ns() - start) / 1e6)
+        took.append(best)
+        if refused < 0 or together:
+            break
+        # One that is refused whatever else is there ends the request: the rest is what is looked for.
+        del patterns[refused]
+    return max(took)
+
+
+def _share(linear: list[dict[str, Any]], most_ms: float) -> float:
+    """Return which share is refused of those that took so long at most."""
+    those = [row for row in linear if row["worst_ms"] <= most_ms]
+    return sum(not row["admitted"] for row in those) / max(1, len(those))
+
+
+def summary(rows: list[dict[str, Any]], seconds: float, request_worst_ms: float) -> dict[str, Any]:
     """Fold the rows into the bench's object."""
     took = [row for row in rows if row["admitted"]]
     searched = [row for row in rows if row.get("worst_ms") is not None]
@@ -105,10 +146,12 @@ def summary(rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
         "linear": len(linear),
         "admitted_worst_ms": slow[0]["worst_ms"] if slow else 0.0,
         "hostile_admitted": sum(row["admitted"] for row in hostile),
-        "linear_refused": len(refused) / max(1, len(linear)),
+        "linear_refused": _share(linear, LINEAR_MS),
+        **{f"linear_refused_{ms:g}ms": _share(linear, ms) for ms in (1.0, 2.5, 4.0)},
         "uncompilable_admitted": sum(1 for row in took if "uncompilable" in row),
         "bound_too_small": sum(1 for row in rows if row.get("bound_too_small")),
         "analysis_worst_ms": max(row.get("analysis_ms", 0.0) for row in rows),
+        "request_worst_ms": request_worst_ms,
         "seconds": round(seconds, 1),
     }
     return {

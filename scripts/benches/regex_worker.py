@@ -11,8 +11,10 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
+from benches.regex_adversary import worst_texts
 from benches.regex_family import texts
 from outfeed.ingress.stop_regex import UNBOUNDED, analyse
 
@@ -62,7 +64,13 @@ def measure(pattern: str, seed: int) -> dict[str, Any]:
     found["admitted"] = known.refusal(LENGTH) is None
     found["bound_ms"] = None if known.cost is None else known.cost.milliseconds(LENGTH)
     found["degree"] = None if known.cost is None else known.cost.degree
-    worst, growth = _search(compiled, pattern, seed, careful=not found["admitted"])
+    try:
+        worst, growth = _search(compiled, pattern, seed, careful=not found["admitted"])
+    except SystemError:
+        found["worst_ms"], found["killed"] = None, True
+        return found
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     found["worst_ms"], found["growth"] = worst, growth
     found["bound_too_small"] = _bound_fails(compiled, pattern, known.max_len, known.window, seed)
     return found
@@ -77,8 +85,7 @@ def _search(compiled: "re.Pattern[str]", pattern: str, seed: int, careful: bool)
     for length in [14, 18, 22, 26, 32, 64, 250, 1000, 4000, LENGTH] if careful else [LENGTH]:
         worst = 0.0
         give_up = GIVE_UP_MS if not careful else NOT_LINEAR_MS if length > 64 else GIVE_UP_SHORT_MS
-        # An engine that fails (a SystemError) ends this process: the pattern then counts as hostile.
-        for text in texts(pattern, length, random.Random(seed), 32 if careful else 14):
+        for text in _texts(pattern, length, random.Random(seed), careful):
             # The default action of the alarm ends this process, which nothing else could do during a search.
             signal.setitimer(signal.ITIMER_REAL, SEARCH_ALARM_S)
             took = once(compiled, text)
@@ -92,6 +99,12 @@ def _search(compiled: "re.Pattern[str]", pattern: str, seed: int, careful: bool)
         signal.setitimer(signal.ITIMER_REAL, 0)
     half = least(compiled, worst_text[: LENGTH // 2 - 1] + worst_text[-1:], 5)
     return worst, worst / half if worst > 0.05 and half > 0 else 2.0
+
+
+def _texts(pattern: str, length: int, rng: random.Random, careful: bool) -> Iterator[str]:
+    """Return the texts to search: those made from the automaton, then samples of the pattern's language."""
+    yield from worst_texts(pattern, length)
+    yield from texts(pattern, length, rng, 32 if careful else 14)
 
 
 def _bound_fails(compiled: "re.Pattern[str]", pattern: str, max_len: int, window: int, seed: int) -> bool:

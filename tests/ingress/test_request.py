@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from outfeed.ingress import request as request_module
 from outfeed.ingress.errors import BadRequest, Unavailable
 from outfeed.ingress.request import (
     DRAWN_RIDS,
@@ -20,6 +21,7 @@ from outfeed.ingress.request import (
     parse_generate,
     ready,
 )
+from outfeed.ingress.stop_regex import CACHE
 
 
 class Words:
@@ -212,6 +214,38 @@ def test_a_short_text_is_tokenized_at_once() -> None:
         words.threads.clear()
         asyncio.run(tokenize.ready(parse_generate({"text": text}, model)))
         assert [name.startswith("outfeed-tokenize") for name in words.threads] == [not here]
+    tokenize.close()
+
+
+def test_new_patterns_are_analysed_on_another_thread_and_known_ones_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = []
+
+    def watched(body: Any, model: Model) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse_generate(body, model)
+
+    monkeypatch.setattr(request_module, "parse_generate", watched)
+    tokenize = Tokenize(MODEL)
+    CACHE.clear()
+    body = {"text": "a", "sampling_params": {"stop_regex": ["END(ING)?", "abc"], "max_new_tokens": 5}}
+    batch = {"text": ["a", "b"], "sampling_params": [{}, {"stop_regex": "new{2}", "max_new_tokens": 5}]}
+    for one, here in ((body, False), (body, True), ({"text": "a"}, True), (batch, False), (batch, True)):
+        threads.clear()
+        assert len(asyncio.run(tokenize.parse(one)).prompts) == (2 if one is batch else 1)
+        assert [not name.startswith("outfeed-tokenize") for name in threads] == [here]
+    with pytest.raises(BadRequest, match="does not compile"):
+        asyncio.run(tokenize.parse({"text": "a", "sampling_params": {"stop_regex": "("}}))
+    bodies: list[Any] = [
+        None,
+        [],
+        {"sampling_params": 5},
+        {"text": "a", "sampling_params": {"stop_regex": 7}},
+    ]
+    for wrong in bodies:
+        with pytest.raises(BadRequest):
+            asyncio.run(tokenize.parse(wrong))
     tokenize.close()
 
 

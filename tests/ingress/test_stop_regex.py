@@ -7,8 +7,8 @@ import warnings
 import pytest
 from outfeed.ingress.admission_cache import Cache
 from outfeed.ingress.errors import BadRequest
-from outfeed.ingress.sampling import SamplingParams
-from outfeed.ingress.stop_regex import CACHE, UNBOUNDED, Admission, admit, analyse
+from outfeed.ingress.sampling import SamplingParams, parse_each
+from outfeed.ingress.stop_regex import CACHE, MAX_EFFORT, UNBOUNDED, Admission, Effort, admit, analyse
 
 VOCAB = 1000
 
@@ -119,15 +119,53 @@ def test_what_is_not_modelled_says_so() -> None:
 
 def test_classes_that_take_the_engine_long_to_compile_are_refused() -> None:
     with pytest.raises(BadRequest, match="span"):
-        admit("[Ā-\uffff]" * 30, "stop_regex")
-    admit("[一-龥]+", "stop_regex")
+        admit("[Ā-\uffff]" * 30, "stop_regex", Effort())
+    admit("[一-龥]+", "stop_regex", Effort())
 
 
-@pytest.mark.parametrize("pattern", [r"(?:(a)b)*+c", r"(?>(a)|b)c", r"(?:x(?=(a)))++", r"((a)|b){2}+"])
+@pytest.mark.parametrize("pattern", [r"(?:(a)b)*+c", r"(?:(?>(a)|b)c)+", r"(?:x(?=(a)))++", r"((a)|b){2}+"])
 def test_groups_that_the_engine_loses_track_of_are_refused(pattern: str) -> None:
     found = analyse(pattern)
     assert found.refusal(1) is not None
     assert "capturing group" in found.why
+
+
+@pytest.mark.parametrize("pattern", [r"(?>(a)|b)c", r"(END)++", r"(a)?+b", r"(?>(\d)(x)?)y"])
+def test_groups_that_are_gone_through_once_are_not(pattern: str) -> None:
+    assert analyse(pattern).refusal(32_000) is None
+
+
+def heavy(index: int) -> str:
+    """A pattern that takes the analysis long."""
+    begin = rf"(?:\w{{2}}?\S{index}b|^[^\w]\s{{0,20}}+){{5}}"
+    return begin + r"(?:ab+?|1,)(?:\n\b){2,}[ab]{0,9}\d{0,9}[a-c]{0,20}\w"
+
+
+def test_the_patterns_of_a_request_share_what_their_analysis_may_take() -> None:
+    CACHE.clear()
+    with pytest.raises(BadRequest, match=r"stop_regex\[\d+\].*take too much to analyse together"):
+        SamplingParams.parse(
+            {"stop_regex": [heavy(i) for i in range(32)], "max_new_tokens": 8}, vocab_size=VOCAB
+        )
+    # What was analysed until then is kept, and one at a time all of them are.
+    assert len(CACHE) > 0
+    for i in range(32):
+        parse(heavy(i), max_new_tokens=8)
+
+
+def test_the_objects_of_a_batch_share_it_too() -> None:
+    CACHE.clear()
+    entries = [{"stop_regex": heavy(i), "max_new_tokens": 8} for i in range(200)]
+    with pytest.raises(BadRequest, match=r"sampling_params\[\d+\].*analyse together"):
+        parse_each(entries, 200, vocab_size=VOCAB)
+
+
+def test_32_plain_patterns_are_far_from_the_limit() -> None:
+    effort = Effort()
+    CACHE.clear()
+    for i in range(32):
+        admit(rf"\n\n(?:User|Human|Assistant) {i}:\s*\w{{1,20}}", "stop_regex", effort)
+    assert effort.left > MAX_EFFORT / 3
 
 
 def test_a_round_that_matches_nothing_is_no_promise_of_a_match() -> None:
@@ -136,11 +174,11 @@ def test_a_round_that_matches_nothing_is_no_promise_of_a_match() -> None:
     assert cost.degree == 1
 
 
-def test_a_literal_after_a_repeat_is_cheap_only_where_the_run_cannot_hold_it() -> None:
-    apart, within = analyse("[a-c]{0,20}x").cost, analyse("[a-c]{0,20}a").cost
-    assert apart is not None
-    assert within is not None
-    assert within.milliseconds(1000) > 1.5 * apart.milliseconds(1000)
+def test_a_literal_after_a_repeat_is_looked_for_before_what_follows_is_tried() -> None:
+    literal, other = analyse("[a-c]{0,20}x").cost, analyse("[a-c]{0,20}[xy]").cost
+    assert literal is not None
+    assert other is not None
+    assert other.milliseconds(1000) > 1.5 * literal.milliseconds(1000)
 
 
 def test_deep_nesting_is_judged_or_refused_wherever_it_is_asked() -> None:
@@ -149,7 +187,7 @@ def test_deep_nesting_is_judged_or_refused_wherever_it_is_asked() -> None:
             below(depth - 1, pattern)
         else:
             with contextlib.suppress(BadRequest):
-                admit(pattern, "stop_regex")
+                admit(pattern, "stop_regex", Effort())
 
     for pattern in ("(" * 85 + "a" + ")*" * 85, "(?:" * 63 + "a" + ")" * 63, "(?=" * 60 + "a" + ")" * 60):
         for depth in range(0, 900, 60):
@@ -162,8 +200,8 @@ def test_deep_nesting_is_judged_or_refused_wherever_it_is_asked() -> None:
 def test_the_parsers_warnings_reach_nobody() -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        admit("[[a]b", "stop_regex")
-        admit("[+--]x", "stop_regex")
+        admit("[[a]b", "stop_regex", Effort())
+        admit("[+--]x", "stop_regex", Effort())
     assert seen == []
 
 

@@ -1,0 +1,372 @@
+"""A pattern's graph as cells that each read one character, for texts to be followed through it
+(`regex_worst`).
+
+A counted repeat has a cell for each count, a row of characters one for each of them. A *hub* reads nothing:
+it joins ways, those of the graph's hubs and those that leave a counted repeat. What is asked of the next
+character is kept apart from what being at a cell costs, because it depends on the character.
+
+Characters become *kinds*: those that no class, guard or price of the pattern tells apart.
+
+Must not know how texts are followed.
+"""
+
+from typing import NamedTuple
+
+from .regex_checks import Check
+from .regex_classes import Mask
+from .regex_places import ANYWHERE, ASKS_NOTHING, EXACT, UNLIMITED, Front, Graph
+from .regex_tree import Guard
+
+MAX_CELLS = 320
+MAX_EDGES = 800
+MAX_TRIALS = 1200
+MAX_KINDS = 40
+MAX_WAYS_ON = 6
+"""A hub is laid out as so many cells at most."""
+
+
+class Beyond(Exception):
+    """The pattern is larger than what texts are followed through."""
+
+
+class Edge(NamedTuple):
+    """Ways from a cell to another, after and before some characters; `sharp` when the engine surely takes
+    them."""
+
+    source: int
+    target: int
+    ways: float
+    before: Mask
+    after: Mask
+    sharp: bool
+
+
+class Trial(NamedTuple):
+    """What is asked of the next character from a cell, after and before some: `test`, and `besides` (ns)."""
+
+    cell: int
+    ways: float
+    before: Mask
+    after: Mask
+    test: Check | None
+    besides: float
+
+
+class Cells:
+    """The cells of a graph. Raises Beyond."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.lasting = graph.cyclic or UNLIMITED in graph.most
+        """There are cells that can be come to again and again."""
+        self.matches_nothing = False
+        """Matching nothing is a match, so the first search that begins is the only one."""
+        self.may: list[Mask] = []
+        """By cell: the characters it may read; 0 for a hub."""
+        self.surely: list[Mask] = []
+        self.cost: list[float] = []
+        """By cell: nanoseconds of being there once, whatever comes next."""
+        self.ends: list[bool] = []
+        """By cell: a search that comes there has matched."""
+        self.edges: list[Edge] = []
+        self.hubs: list[tuple[int, list[Edge]]] = []
+        """Each hub with the edges into it, in an order in which what is needed comes first."""
+        self.trials: list[Trial] = []
+        self.every = graph.alphabet.all
+        self.anything = graph.alphabet.anything
+        self._enter: list[int] = []
+        """The cell with which a node begins; -1 for one that is not followed."""
+        self._leave: list[list[tuple[int, Mask]]] = []
+        """The cells from which it is left, each with the characters that may come next: a hub has one for
+        each condition on what comes after it."""
+        self._aside = self._look_behinds()
+        self._lay_out()
+        self._connect()
+        self._price()
+        if len(self.edges) > MAX_EDGES or len(self.trials) > MAX_TRIALS:
+            raise Beyond
+
+    # -- nodes
+
+    def _look_behinds(self) -> dict[int, float]:
+        """Return the nodes of look-behinds' bodies, each with its ways for one way to its start.
+
+        They read what was read before, so they are not followed but paid for where they are tried. One that
+        is tried at every place is: its body is then read from every place.
+        """
+        graph = self.graph
+        aside: dict[int, float] = {}
+        for node, high in enumerate(graph.high):
+            preds = graph.preds[node]
+            if high == ANYWHERE:
+                if [edge[:3] for edge in preds] != [(0, 1.0, None)]:
+                    aside[node] = 1.0
+            elif aside and any(edge[0] in aside for edge in preds):
+                if graph.most[node] == UNLIMITED or graph.cyclic:
+                    raise Beyond
+                aside[node] = sum(aside[edge[0]] * edge[1] for edge in preds if edge[0] in aside)
+        return aside
+
+    def _ends(self) -> set[int]:
+        """Return the nodes that complete a match when they are left: it is found, whatever comes."""
+        graph = self.graph
+        ends: set[int] = set()
+        waiting = [edge[0] for edge in graph.final if edge[3] & ASKS_NOTHING]
+        while waiting:
+            node = waiting.pop()
+            if node not in ends:
+                ends.add(node)
+                if node and graph.high[node] == 0:
+                    waiting += [edge[0] for edge in graph.preds[node] if edge[3] & ASKS_NOTHING]
+        return ends
+
+    def _lay_out(self) -> None:
+        """Give each node its cells."""
+        graph = self.graph
+        ends = self._ends()
+        self.matches_nothing = 0 in ends
+        for node, high in enumerate(graph.high):
+            if node in self._aside or high <= 0:
+                self._enter.append(-1)
+                self._leave.append([])
+            elif node in graph.runs:
+                self._row(node, node in ends)
+            elif graph.most[node] == 1:
+                cell = self._cell(high, graph.low[node], graph.scan[node], node in ends)
+                self._enter.append(cell)
+                self._leave.append([(cell, self.every)])
+            else:
+                self._counted(node, node in ends)
+
+    def _cell(self, may: Mask, surely: Mask, cost: float, ends: bool) -> int:
+        if len(self.may) >= MAX_CELLS:
+            raise Beyond
+        self.may.append(may)
+        self.surely.append(surely)
+        self.cost.append(cost)
+        self.ends.append(ends)
+        return len(self.may) - 1
+
+    def _row(self, node: int, ends: bool) -> None:
+        """Lay out characters that follow one another."""
+        graph = self.graph
+        tests = graph.run_tests[node]
+        begin = len(self.may)
+        for i, (may, surely) in enumerate(zip(graph.runs[node], graph.low_runs[node], strict=True)):
+            cell = self._cell(may, surely, 0.0, ends and i == len(tests))
+            if i:
+                self._next(cell - 1, cell)
+                self._ask(cell - 1, tests[i - 1], tests[i - 1].step)
+        self._enter.append(begin)
+        self._leave.append([(begin + len(tests), self.every)])
+
+    def _counted(self, node: int, ends: bool) -> None:
+        """Lay out a repeat of one class."""
+        graph = self.graph
+        least, most = graph.least[node], graph.most[node]
+        count = max(least, 1) if most == UNLIMITED else most
+        if len(self.may) + count > MAX_CELLS:
+            raise Beyond
+        test, besides = graph.scanned.get(node, (None, graph.scan[node]))
+        begin = len(self.may)
+        self._enter.append(begin)
+        for i in range(1, count + 1):
+            cell = self._cell(graph.high[node], graph.low[node], besides, ends and i >= least)
+            if i > 1:
+                self._next(cell - 1, cell)
+            if test is not None and (i < count or most == UNLIMITED):
+                self._ask(cell, test, 0.0)
+        if most == UNLIMITED:
+            self._next(cell, cell)
+        first = begin + max(least, 1) - 1
+        if first == cell:
+            self._leave.append([(cell, self.every)])
+            return
+        hub = self._cell(0, 0, 0.0, False)
+        into = [Edge(one, hub, 1.0, self.anything, self.every, True) for one in range(first, cell + 1)]
+        self.hubs.append((hub, into))
+        self._leave.append([(hub, self.every)])
+
+    def _next(self, source: int, target: int) -> None:
+        self.edges.append(Edge(source, target, 1.0, self.anything, self.every, True))
+
+    def _ask(self, cell: int, test: Check, besides: float) -> None:
+        self.trials.append(Trial(cell, 1.0, self.anything, self.every, test, besides))
+
+    # -- edges
+
+    def _conditions(self, guard: Guard) -> list[tuple[Mask, Mask]]:
+        """Return a guard's (before, after); the end of the text is not among the places that are counted."""
+        if guard is None:
+            return [(self.anything, self.every)]
+        alphabet = self.graph.alphabet
+        found = []
+        for before, after in guard:
+            if after & alphabet.last and not after & self.every & ~alphabet.newline:
+                after = 0
+            found.append((before, after & self.every))
+        return found
+
+    def _connect(self) -> None:
+        graph = self.graph
+        ordered: list[int] = []
+        seen: set[int] = set()
+        for node, high in enumerate(graph.high):
+            if high <= 0 and node not in self._aside:
+                self._order(node, ordered, seen, 0)
+        for hub in ordered:
+            self._join(hub)
+        for node, high in enumerate(graph.high):
+            if high > 0 and node not in self._aside:
+                self.edges += self._edges(self._enter[node], graph.preds[node])
+
+    def _join(self, hub: int) -> None:
+        """Lay out a hub: ways that may go on with the same characters are joined in one cell."""
+        found: dict[Mask, list[Edge]] = {}
+        for edge in self._edges(-1, self.graph.preds[hub]):
+            found.setdefault(edge.after, []).append(edge)
+        if len(found) > MAX_WAYS_ON:
+            raise Beyond
+        for after, edges in found.items():
+            cell = self._cell(0, 0, 0.0, False)
+            self.hubs.append((cell, [edge._replace(target=cell) for edge in edges]))
+            self._leave[hub].append((cell, after))
+
+    def _edges(self, target: int, preds: Front) -> list[Edge]:
+        return [
+            Edge(cell, target, ways, before, after & onward, bool(trust & EXACT))
+            for source, ways, guard, trust in preds
+            for cell, onward in self._leave[source]
+            for before, after in self._conditions(guard)
+            if after & onward
+        ]
+
+    def _order(self, hub: int, ordered: list[int], seen: set[int], depth: int) -> None:
+        """Put a hub after the hubs that lead to it."""
+        if hub in seen:
+            return
+        if depth > 40:
+            raise Beyond
+        seen.add(hub)
+        graph = self.graph
+        for source, _, _, _ in graph.preds[hub]:
+            if graph.high[source] <= 0 and source not in self._aside:
+                self._order(source, ordered, seen, depth + 1)
+        ordered.append(hub)
+
+    # -- prices
+
+    def _price(self) -> None:
+        """Let the cells pay for what is spent and asked where they are left, and for look-behinds."""
+        graph = self.graph
+        own = list(graph.spent)
+        for node, ways, guard, test, most in graph.asked:
+            if node in self._aside:
+                own[node] += ways * most if guard is not None else 0.0
+                continue
+            if guard is None:
+                own[node] -= ways * most
+            self._try(node, ways, guard, test, test.step)
+        for node, cost, guard in graph.guarded:
+            if node in self._aside:
+                own[node] += cost
+            else:
+                self._try(node, 1.0, guard, None, cost)
+        for node, cost in enumerate(own):
+            if node not in self._aside:
+                self._try(node, 1.0, None, None, cost)
+        self._pay_look_behinds(own)
+
+    def _try(self, node: int, ways: float, guard: Guard, test: Check | None, besides: float) -> None:
+        """Let the ways from a node pay, wherever a guard holds."""
+        for cell, onward in self._leave[node]:
+            if test is None and guard is None and onward == self.every:
+                self.cost[cell] += ways * besides
+                continue
+            for before, after in self._conditions(guard):
+                if after & onward:
+                    self.trials.append(Trial(cell, ways, before, after & onward, test, besides))
+
+    def _pay_look_behinds(self, own: list[float]) -> None:
+        """Let those who try a look-behind pay for all of its body."""
+        graph = self.graph
+        bodies: dict[int, float] = {}
+        start = -1
+        for node, ways in self._aside.items():
+            if graph.high[node] == ANYWHERE:
+                start = node
+                bodies[start] = ways * own[node]
+                continue
+            asked = sum(test.test for test in graph.run_tests.get(node, ()))
+            read = graph.scan[node] * graph.most[node] if graph.high[node] > 0 else 0.0
+            left = max(1, graph.most[node] - max(graph.least[node], 1) + 1)
+            bodies[start] += ways * (asked + read + left * own[node])
+        for node, cost in bodies.items():
+            for source, ways, guard, _ in graph.preds[node]:
+                if source in self._aside:
+                    raise Beyond
+                self._try(source, ways, guard, None, cost)
+
+
+class Kinds:
+    """The kinds of characters of some cells.
+
+    `masks` are the kinds; `set_of` gives the kinds that a mask of the pattern meets, a bit each, the bit
+    after the last for the place before the text; `alike` numbers the kinds (that place included) so that
+    those with the same number are alike to everything that looks back at them.
+    """
+
+    def __init__(self, cells: Cells) -> None:
+        alphabet = cells.graph.alphabet
+        into = [edge for _, edges in cells.hubs for edge in edges]
+        behind = {edge.before for edge in cells.edges} | {edge.before for edge in into}
+        behind |= {trial.before for trial in cells.trials}
+        masks = {*cells.may, *cells.surely, *behind}
+        masks |= {edge.after for edge in cells.edges} | {trial.after for trial in cells.trials}
+        tests = {id(trial.test): trial.test for trial in cells.trials if trial.test is not None}
+        for test in tests.values():
+            if test.tells:
+                masks.update(mask for mask, _ in test.pieces)
+        self.masks = _parted(alphabet.all, masks)
+        parts = [*self.masks, alphabet.edge]
+        known: dict[Mask, int] = {}
+        for mask in masks:
+            bits = 0
+            for i, part in enumerate(parts):
+                if part & mask:
+                    bits |= 1 << i
+            known[mask] = bits
+        self.set_of = known
+        telling = {known[mask] for mask in behind}
+        numbers: dict[tuple[int, ...], int] = {}
+        self.alike = [
+            numbers.setdefault(tuple(bits >> i & 1 for bits in telling), len(numbers))
+            for i in range(len(parts))
+        ]
+
+    def prices(self, test: Check) -> list[float]:
+        """Return what a test costs by kind, the dearest character of each."""
+        prices = [0.0] * len(self.masks)
+        for mask, ns in test.pieces:
+            for i, kind in enumerate(self.masks):
+                if kind & mask and ns > prices[i]:
+                    prices[i] = ns
+        return prices
+
+
+def _parted(every: Mask, masks: set[Mask]) -> list[Mask]:
+    """Cut all characters into parts that no mask cuts."""
+    parts = [every]
+    for mask in masks:
+        cut = []
+        for part in parts:
+            common = part & mask
+            if common and common != part:
+                cut.append(common)
+                cut.append(part & ~mask)
+            else:
+                cut.append(part)
+        parts = cut
+        if len(parts) > MAX_KINDS:
+            raise Beyond
+    return parts

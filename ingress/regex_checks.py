@@ -1,0 +1,161 @@
+"""What it costs the engine to ask whether a character is of a class, by class and by character.
+
+The engine compiles a class to a row of steps that are tried in turn: a range, a bit map, a category. So the
+cost depends on the character: `\\w` takes a letter for the price of one look into Unicode's tables and a `!`
+for that of four. The units were measured with CPython 3.11 (docs/ingress.md has the method).
+
+Must not know of graphs.
+"""
+
+from re import _constants as sre  # type: ignore[attr-defined]
+from typing import Any
+
+from .regex_classes import Alphabet, Class, Mask
+from .regex_units import (
+    BIG_MAP_NS,
+    CATEGORY_ASCII_NS,
+    DIGIT_NS,
+    FAILURE_NS,
+    FOLD_NS,
+    MAP_NS,
+    NEGATE_NS,
+    OP_NS,
+    RANGE_NS,
+    SCAN_ANY_NS,
+    SCAN_FOLDED_NS,
+    SCAN_LITERAL_NS,
+    SPACE_FAR_NS,
+    SPACE_NS,
+    WORD_DIGIT_NS,
+    WORD_LETTER_NS,
+    WORD_OTHER_NS,
+)
+
+Piece = tuple[Mask, float]
+
+
+class Check:
+    """A class with the cost of asking for it. `low` and `high` are as in `regex_classes`.
+
+    `pieces` are disjoint masks, together all characters, each with the nanoseconds of one look at such a
+    character while the engine counts a run; a look that is a step of its own takes OP_NS more.
+    """
+
+    __slots__ = ("high", "low", "pieces", "scan", "step", "tells", "test")
+
+    def __init__(self, of: Class, pieces: list[Piece], step: float | None = None) -> None:
+        self.low, self.high = of
+        self.pieces = pieces
+        self.tells = step is not None
+        """Its prices tell apart other characters than its class does."""
+        self.step = step = OP_NS if step is None else step
+        """What a look costs besides when it is a step of its own."""
+        self.test = step + max(ns for _, ns in pieces)
+        """The most that one look can cost, as a step of its own."""
+        self.scan = max([ns for mask, ns in pieces if mask & self.high], default=0.0)
+        """The most that a look at a character of the class can cost, in a run."""
+
+
+def check_of(op: Any, av: Any, flags: int, alphabet: Alphabet) -> Check:
+    """Return the class of a parsed item that consumes one character."""
+    every = alphabet.all
+    folds = flags & sre.SRE_FLAG_IGNORECASE
+    if op is sre.ANY:
+        low = every if flags & sre.SRE_FLAG_DOTALL else every & ~alphabet.newline
+        return Check((low, low), [(every, SCAN_ANY_NS)])
+    if op is sre.IN:
+        return Check(alphabet.charset(av, flags), _pieces(av, flags, alphabet))
+    low, high = alphabet.literal(av, flags)
+    if op is sre.NOT_LITERAL:
+        low, high = every & ~high, every & ~low
+    cost = SCAN_FOLDED_NS if folds and chr(av).lower() != chr(av).upper() else SCAN_LITERAL_NS
+    return Check((low, high), [(every, cost)])
+
+
+def _pieces(items: Any, flags: int, alphabet: Alphabet) -> list[Piece]:
+    """Follow the steps a class is compiled to."""
+    folds = bool(flags & sre.SRE_FLAG_IGNORECASE) and any(op in (sre.LITERAL, sre.RANGE) for op, _ in items)
+    open_pieces: list[Piece] = [(alphabet.all, FOLD_NS if folds else 0.0)]
+    done: list[Piece] = []
+    for op, av in _steps(items, folds):
+        if op is sre.NEGATE:
+            open_pieces = [(mask, ns + NEGATE_NS) for mask, ns in open_pieces]
+            continue
+        hit, costs = _step(op, av, flags, alphabet)
+        still: list[Piece] = []
+        for mask, ns in open_pieces:
+            for part, cost in costs:
+                common = mask & part
+                if common & hit:
+                    done.append((common & hit, ns + cost))
+                if common & ~hit:
+                    still.append((common & ~hit, ns + cost))
+        open_pieces = still
+    return done + [(mask, ns + FAILURE_NS) for mask, ns in open_pieces]
+
+
+def _steps(items: Any, folds: bool) -> list[tuple[Any, Any]]:
+    """Return the steps in the order in which the engine tries them."""
+    spans = sorted(
+        (av, av) if op is sre.LITERAL else av for op, av in items if op in (sre.LITERAL, sre.RANGE)
+    )
+    if not spans:
+        return list(items)
+    runs: list[list[int]] = []
+    for low, high in spans:
+        if runs and low <= runs[-1][1] + 1:
+            runs[-1][1] = max(runs[-1][1], high)
+        else:
+            runs.append([low, high])
+    first = [(op, av) for op, av in items if op is sre.NEGATE]
+    rest = [(op, av) for op, av in items if op is sre.CATEGORY]
+    if folds:
+        # Which runs or map the folded characters make is not followed: two steps are the most.
+        return [*first, ("map", spans), (sre.RANGE, (0, -1)), *rest]
+    if len(runs) <= 2:
+        steps = [*first, *((sre.RANGE, (low, high)) for low, high in runs), *rest]
+        return steps if len(steps) < len(items) else list(items)
+    return [*first, ("map", spans), *rest]
+
+
+def _step(op: Any, av: Any, flags: int, alphabet: Alphabet) -> tuple[Mask, list[Piece]]:
+    """Return which characters a step takes, and what it costs for which."""
+    every = alphabet.all
+    if op == "map":
+        hit = 0
+        for low, high in av:
+            hit |= alphabet.charset([(sre.RANGE, (low, high))], flags)[1]
+        return hit, [(every, MAP_NS if av[-1][1] < 256 else BIG_MAP_NS)]
+    if op is sre.LITERAL:
+        return alphabet.span(av, av), [(every, RANGE_NS)]
+    if op is sre.RANGE:
+        return alphabet.span(*av), [(every, RANGE_NS)]
+    name = str(av)[len("CATEGORY_") :]
+    wanted = name.removeprefix("NOT_")
+    ascii_only = bool(flags & sre.SRE_FLAG_ASCII)
+    hit = alphabet.category(wanted, ascii_only)
+    if wanted != name:
+        hit = every & ~hit
+    if ascii_only:
+        return hit, [(every, CATEGORY_ASCII_NS)]
+    if wanted == "DIGIT":
+        return hit, [(every, DIGIT_NS)]
+    if wanted == "SPACE":
+        return hit, [(every & alphabet.ascii, SPACE_NS), (every & ~alphabet.ascii, SPACE_FAR_NS)]
+    letters, digits = alphabet.letters, alphabet.category("DIGIT", False)
+    return hit, [
+        (letters, WORD_LETTER_NS),
+        (digits, WORD_DIGIT_NS),
+        (every & ~letters & ~digits, WORD_OTHER_NS),
+    ]
+
+
+def word_costs(alphabet: Alphabet, flags: int) -> list[Piece]:
+    """Return what it costs to ask whether a character is a word character: what `\\b` does on both sides."""
+    return _step(sre.CATEGORY, sre.CATEGORY_WORD, flags, alphabet)[1]
+
+
+def derived(every: Mask, hits: Mask, on_hit: float, on_miss: float) -> Check:
+    """Return a row of costs alone: `on_hit` for the characters of a mask and `on_miss` for the others."""
+    pieces = [(hits & every, on_hit), (every & ~hits, on_miss)]
+    return Check((every, every), [piece for piece in pieces if piece[0]], 0.0)

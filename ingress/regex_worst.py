@@ -1,0 +1,131 @@
+"""What a search costs for each character of the worst text, when that does not grow with the text.
+
+`regex_cost` bounds every place of a text by the worst that any text has there. But no text is at its worst
+everywhere: after a character that many searches can go on from comes one that few can. Here texts are
+followed from character to character (the C core, `core/worst.c`), which gives the mean over the worst text
+there is. It is asked only about patterns that would be refused otherwise.
+"""
+
+from array import array
+from typing import Any, NamedTuple
+
+from . import _worst
+from .regex_cells import Beyond, Cells, Kinds
+from .regex_classes import Mask
+from .regex_places import Graph
+from .regex_poly import Cost
+
+ffi, lib = _worst.ffi, _worst.lib
+
+MAX_WORK = 250_000
+"""Steps of the C core for one pattern: about 150 of them take a microsecond."""
+STEPS_PER_US = 150
+BEYOND_US = 2000
+CELL_US = 4
+"""What it takes to lay out one cell, edge or trial, about."""
+_WHOLE = 1 << 16
+_FINER = ((_WHOLE, 1), (_WHOLE, 2), (_WHOLE, 3))
+_COARSER = ((8, 1), (4, 1), (2, 0))
+"""(depth, digits): see `ofw_pattern`."""
+
+
+class Worst(NamedTuple):
+    """What was found: the cost, and a text about as bad as can be, as masks to choose characters from."""
+
+    cost: Cost
+    text: list[Mask]
+    work: int
+
+
+def worst_of(graph: Graph, enough: float, max_work: int = MAX_WORK) -> Worst | None:
+    """Return what a search costs at most, when it is so much for each character; None when it is not known.
+
+    States of the texts are told apart the finer the longer the cost is more than `enough` (nanoseconds for
+    each character), and coarser where there are too many, until `max_work` is done.
+    """
+    try:
+        cells = Cells(graph)
+        kinds = Kinds(cells)
+    except Beyond:
+        graph.work += BEYOND_US
+        return None
+    graph.work += CELL_US * (len(cells.may) + len(cells.edges) + len(cells.trials))
+    pattern, _kept = _given(cells, kinds)
+    found = ffi.new("ofw_worst *")
+    best: Worst | None = None
+    work = 0
+    waiting = [(_WHOLE, 0)]
+    while waiting and work < max_work:
+        pattern.depth, pattern.digits = waiting.pop(0)
+        pattern.max_work = max_work - work
+        result = lib.ofw_find(pattern, found)
+        work += found.work
+        if result == lib.OFW_TOO_MUCH and best is None and pattern.depth == _WHOLE:
+            waiting = list(_COARSER)
+        elif result == lib.OFW_OK:
+            if best is None and pattern.depth == _WHOLE:
+                waiting = list(_FINER)
+            if best is None or found.each < best.cost.terms[1]:
+                text = [kinds.masks[found.text[i]] for i in range(found.length)]
+                best = Worst(Cost((found.first, found.each)), text, work)
+            if found.each <= enough:
+                break
+        elif result != lib.OFW_TOO_MUCH:
+            break
+    graph.work += work // STEPS_PER_US
+    return best
+
+
+def _given(cells: Cells, kinds: Kinds) -> tuple[Any, list[Any]]:
+    """Return the pattern as the C core takes it, and what must be kept as long as it."""
+    pattern = ffi.new("ofw_pattern *")
+    kept: list[Any] = []
+
+    def give(name: str, code: str, values: list[int] | list[float] | list[bool]) -> None:
+        buffer = ffi.from_buffer(_TYPES[code], array(code, values))
+        kept.append(buffer)
+        setattr(pattern, name, buffer)
+
+    set_of = kinds.set_of
+    pattern.matches_nothing = cells.matches_nothing
+    pattern.lasting = cells.lasting or cells.matches_nothing
+    pattern.cells, pattern.kinds = len(cells.may), len(kinds.masks)
+    give("may", "Q", [set_of[mask] for mask in cells.may])
+    give("surely", "Q", [set_of[mask] for mask in cells.surely])
+    give("cost", "f", cells.cost)
+    give("ends", "B", cells.ends)
+    edges = sorted(cells.edges)
+    into = [edge for _, found in cells.hubs for edge in found]
+    pattern.edges, pattern.joins = len(edges), len(into)
+    for prefix, those in (("edge", edges), ("join", into)):
+        give(f"{prefix}_source", "H", [edge.source for edge in those])
+        give(f"{prefix}_target", "H", [edge.target for edge in those])
+        give(f"{prefix}_ways", "f", [edge.ways for edge in those])
+        give(f"{prefix}_before", "Q", [set_of[edge.before] for edge in those])
+        give(f"{prefix}_sharp", "B", [edge.sharp for edge in those])
+    give("edge_after", "Q", [set_of[edge.after] for edge in edges])
+    trials = sorted(cells.trials, key=lambda trial: trial.cell)
+    numbers: dict[int, int] = {}
+    prices: list[float] = [0.0] * len(kinds.masks)
+    tests = []
+    for trial in trials:
+        number = 0
+        if trial.test is not None:
+            number = numbers.setdefault(id(trial.test), len(numbers) + 1)
+            if number * len(kinds.masks) == len(prices):
+                prices += kinds.prices(trial.test)
+        tests.append(number)
+    pattern.trials = len(trials)
+    give("trial_cell", "H", [trial.cell for trial in trials])
+    give("trial_ways", "f", [trial.ways for trial in trials])
+    give("trial_before", "Q", [set_of[trial.before] for trial in trials])
+    give("trial_after", "Q", [set_of[trial.after] for trial in trials])
+    give("trial_besides", "f", [trial.besides for trial in trials])
+    give("trial_test", "H", tests)
+    give("prices", "f", prices)
+    pattern.tests = len(numbers) + 1
+    give("alike", "B", kinds.alike)
+    return pattern, kept
+
+
+_TYPES = {"Q": "uint64_t[]", "f": "float[]", "B": "uint8_t[]", "H": "uint16_t[]"}

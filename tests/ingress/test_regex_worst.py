@@ -1,0 +1,235 @@
+"""The worst text: no text costs more than what is found, the text that is found costs about as much, and the
+C core takes nothing it cannot follow."""
+
+import random
+import re
+from re import _parser  # type: ignore[attr-defined]
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outfeed.ingress import regex_worst
+from outfeed.ingress.regex_cells import Beyond, Cells, Kinds
+from outfeed.ingress.regex_classes import Alphabet
+from outfeed.ingress.regex_cost import cost_of
+from outfeed.ingress.regex_graph import Builder
+from outfeed.ingress.regex_places import Explosive, Graph, TooComplex
+from outfeed.ingress.regex_worst import Worst, worst_of
+from outfeed.ingress.stop_regex import analyse, codes_of
+
+# Every place of a text is bounded by too much for these; the worst text is not that bad.
+TIGHT = [
+    r"(?:\d{1,3}\.){3}\d{1,3}", r"(?<=\n)\s{0,8}}", r"(?:[é-ü]+\S)", r"(?i)[^\w]{5}", r"cc.\S{0,2}1\w{1,3}",
+    r"z{0,20}1,\w1x{5}", r"(?:(?:yes|no|maybe|unknown|none|other)\b)*1", r"(?:and|or){2,}", "(?:ab){2,}ab",
+    r"(?:END\W{2,}\S{5}|foo?)", r"\b[A-Z]\*\b\.",
+]  # fmt: skip
+# What piles up with the length of the text has no mean, however it is hidden.
+GROWING = [
+    r"\s+$", r"\d+x", r"[ab]+c", r"(?:\d{2,}c |[^a-c])*", r"x.*y", r"(?:a|b)+c", r"(?:a{2})+b",
+    r"\w+\s*\w+$", r"(a+)\1b", r"(?:a|ab|b)*c", r"^.*.*x",
+]  # fmt: skip
+
+
+def graph_of(pattern: str) -> Graph:
+    parsed = _parser.parse(pattern)
+    flags = parsed.state.flags
+    codes, folds = codes_of(pattern, parsed, flags)
+    return Builder(Alphabet(codes, folds=folds), parsed.state.groupwidths).build(parsed, flags)
+
+
+class Walk:
+    """Follows one text through a pattern's cells, with nothing merged and nothing bounded."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells = cells
+        self.kinds = Kinds(cells)
+
+    def costs(self, text: list[int], last_start: int) -> float | None:
+        """Return what reading kinds costs when searches begin at every place up to `last_start`; None if one
+        of those before it would have matched, so that it cannot be."""
+        cells = self.cells
+        ways, surely, total, before = {0: 1.0}, {0}, 0.0, cells.graph.alphabet.edge
+        for place, at in enumerate(text):
+            kind = self.kinds.masks[at]
+            total += self.price(ways, before, at)
+            begins = place + 1 <= last_start
+            after, known = self.read(ways, surely, before, kind)
+            if begins:
+                if any(cells.ends[cell] for cell in known):
+                    return None
+                after = {cell: count for cell, count in after.items() if not cells.ends[cell]}
+                after[0] = 1.0
+                known.add(0)
+            self.join(after, known, kind)
+            ways, surely, before = after, known, kind
+        return total
+
+    def price(self, ways: dict[int, float], before: int, at: int) -> float:
+        total = sum(count * self.cells.cost[cell] for cell, count in ways.items())
+        for trial in self.cells.trials:
+            if trial.before & before and trial.after & self.kinds.masks[at]:
+                price = trial.besides + (0.0 if trial.test is None else self.kinds.prices(trial.test)[at])
+                total += ways.get(trial.cell, 0.0) * trial.ways * price
+        return total
+
+    def read(
+        self, ways: dict[int, float], surely: set[int], before: int, kind: int
+    ) -> tuple[dict[int, float], set[int]]:
+        cells, known = self.cells, set[int]()
+        after: dict[int, float] = {}
+        for edge in cells.edges:
+            count = ways.get(edge.source, 0.0) * edge.ways
+            if count and cells.may[edge.target] & kind and edge.after & kind and edge.before & before:
+                after[edge.target] = 1.0 if cells.ends[edge.target] else after.get(edge.target, 0.0) + count
+                if edge.sharp and edge.source in surely and cells.surely[edge.target] & kind:
+                    known.add(edge.target)
+        return after, known
+
+    def join(self, ways: dict[int, float], surely: set[int], kind: int) -> None:
+        for hub, edges in self.cells.hubs:
+            count = sum(ways.get(edge.source, 0.0) * edge.ways for edge in edges if edge.before & kind)
+            if count:
+                ways[hub] = count
+            if any(edge.sharp and edge.source in surely and edge.before & kind for edge in edges):
+                surely.add(hub)
+
+
+PIECES = st.sampled_from(
+    ["a", "b", "ab", ".", r"\d", r"\w", r"\s", "[ab]", "[^a]", "é", r"\b", r"\B", "$", "(?<=a)", "(?!b)", "^"]
+)
+QUANTIFIERS = st.sampled_from(["", "", "?", "{2}", "{1,3}", "{0,5}", "*?", "+", "++", "?+", "{1,3}+"])
+
+
+def grown(inner: "st.SearchStrategy[str]") -> "st.SearchStrategy[str]":
+    rows = st.lists(inner, min_size=1, max_size=3)
+    groups = st.sampled_from(["(?:%s)", "(%s)", "(?=%s)", "(?>%s)", "(?<=b)(?:%s)"])
+    return st.one_of(
+        rows.map("".join),
+        rows.map(lambda row: "(?:" + "|".join(row) + ")"),
+        st.tuples(groups, inner, QUANTIFIERS).map(lambda it: it[0] % it[1] + it[2]),
+        st.tuples(st.sampled_from(["a", r"\w", ".", "[ab]"]), QUANTIFIERS).map("".join),
+    )
+
+
+def found_for(pattern: str) -> tuple[Worst, Walk] | None:
+    try:
+        re.compile(pattern)
+        graph = graph_of(pattern)
+        walk = Walk(Cells(graph))
+    except (re.error, ValueError, Explosive, TooComplex, Beyond):
+        return None
+    worst = worst_of(graph, 0.0)
+    return None if worst is None else (worst, walk)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.recursive(PIECES, grown, max_leaves=7), st.randoms(use_true_random=False))
+def test_no_text_costs_more_than_the_worst(pattern: str, rng: random.Random) -> None:
+    found = found_for(pattern)
+    if found is None:
+        return
+    worst, walk = found
+    kinds = range(len(walk.kinds.masks))
+    for _ in range(6):
+        # Blocks that come again: ways pile up in what is regular.
+        word = [rng.choice(kinds) for _ in range(rng.randint(1, 5))]
+        text = (word * 60)[: rng.randint(1, 60)] + [rng.choice(kinds) for _ in range(3)]
+        last = 0 if walk.cells.matches_nothing else rng.choice([0, len(text) // 2, len(text)])
+        cost = walk.costs(text, last)
+        if cost is not None:
+            terms = worst.cost.terms
+            assert cost <= terms[0] + terms[1] * len(text) + 1e-3 * cost
+
+
+@pytest.mark.parametrize("pattern", TIGHT)
+def test_the_text_that_is_found_costs_about_what_is_found(pattern: str) -> None:
+    graph = graph_of(pattern)
+    worst = worst_of(graph, 0.0)
+    assert worst is not None
+    walk = Walk(Cells(graph))
+    text = [walk.kinds.masks.index(mask) for mask in worst.text]
+    cost = walk.costs(text, len(text))
+    if cost is None:
+        # It is worst after the last search has begun.
+        cost = max(filter(None, (walk.costs(text, last) for last in range(len(text)))))
+    assert cost > 0.7 * worst.cost.terms[1] * len(text)
+
+
+@pytest.mark.parametrize("pattern", TIGHT)
+def test_linear_patterns_are_admitted_by_the_worst_text_and_not_by_the_worst_of_each_place(
+    pattern: str,
+) -> None:
+    assert analyse(pattern).refusal(32_000) is None
+
+
+def test_the_worst_text_is_looked_for_where_each_place_alone_says_too_much() -> None:
+    beyond = 0
+    for pattern in TIGHT:
+        try:
+            beyond += cost_of(graph_of(pattern)).milliseconds(32_000) > 4.75
+        except (Explosive, TooComplex):
+            beyond += 1
+    assert beyond >= len(TIGHT) // 2
+
+
+@pytest.mark.parametrize("pattern", GROWING)
+def test_what_grows_with_the_text_has_no_mean(pattern: str) -> None:
+    assert worst_of(graph_of(pattern), 0.0) is None
+
+
+def test_finer_states_are_told_apart_only_where_it_matters() -> None:
+    graph = graph_of(r"(?:\d{1,3}\.){3}\d{1,3}")
+    easy, hard = worst_of(graph, 1e9), worst_of(graph, 0.0)
+    assert easy is not None
+    assert hard is not None
+    assert hard.cost.terms[1] < easy.cost.terms[1]
+    assert hard.work > easy.work
+
+
+def test_the_work_has_a_limit() -> None:
+    graph = graph_of(r"x[^\n]{0,200}y[^\n]{0,200}z")
+    assert worst_of(graph, 0.0) is None
+    taken = graph.work
+    worst_of(graph, 0.0, max_work=1000)
+    assert graph.work - taken < taken
+
+
+def given_pattern(pattern: str = "a[bc]{2,5}d|ab") -> tuple[Any, list[Any]]:
+    cells = Cells(graph_of(pattern))
+    return regex_worst._given(cells, Kinds(cells))
+
+
+@pytest.mark.parametrize(
+    ("field", "index", "value"),
+    [
+        ("edge_source", 0, 999), ("edge_target", 1, 999), ("edge_source", 0, 3), ("join_source", 0, 999),
+        ("join_target", 0, 999), ("join_target", 0, 1), ("trial_cell", 0, 999), ("trial_test", 0, 999),
+        ("trial_cell", 0, 5),
+    ],
+)  # fmt: skip
+def test_the_core_refuses_what_points_outside(field: str, index: int, value: int) -> None:
+    pattern, _kept = given_pattern()
+    pattern.max_work, pattern.depth = 10_000, 9
+    found = regex_worst.ffi.new("ofw_worst *")
+    assert regex_worst.lib.ofw_find(pattern, found) == regex_worst.lib.OFW_OK
+    _kept[NAMES.index(field)][index] = value
+    assert regex_worst.lib.ofw_find(pattern, found) == regex_worst.lib.OFW_BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("cells", 0), ("cells", 100_000), ("kinds", 0), ("kinds", 64), ("tests", 0)]
+)
+def test_the_core_refuses_sizes_it_has_no_room_for(field: str, value: int) -> None:
+    pattern, _kept = given_pattern()
+    pattern.max_work, pattern.depth = 10_000, 9
+    setattr(pattern, field, value)
+    found = regex_worst.ffi.new("ofw_worst *")
+    assert regex_worst.lib.ofw_find(pattern, found) == regex_worst.lib.OFW_BAD_INPUT
+
+
+NAMES = [
+    "may", "surely", "cost", "ends", "edge_source", "edge_target", "edge_ways", "edge_before", "edge_sharp",
+    "join_source", "join_target", "join_ways", "join_before", "join_sharp", "edge_after", "trial_cell",
+    "trial_ways", "trial_before", "trial_after", "trial_besides", "trial_test", "prices", "alike",
+]  # fmt: skip
