@@ -50,9 +50,10 @@ class Check:
         """Its prices tell apart other characters than its class does."""
         self.step = step = OP_NS if step is None else step
         """What a look costs besides when it is a step of its own."""
-        self.test = step + max(ns for _, ns in pieces)
+        self.test = step + (pieces[0][1] if len(pieces) == 1 else max([ns for _, ns in pieces]))
         """The most that one look can cost, as a step of its own."""
-        self.scan = max([ns for mask, ns in pieces if mask & self.high], default=0.0)
+        high = self.high
+        self.scan = max([ns for mask, ns in pieces if mask & high]) if high else 0.0
         """The most that a look at a character of the class can cost, in a run."""
 
 
