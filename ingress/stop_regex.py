@@ -40,10 +40,10 @@ MAX_ENUMERATED = 100_000
 
 
 CACHED = 512
-MAX_EFFORT = 30_000
+MAX_EFFORT = 20_000
 """What the analysis of all patterns of a request may take, in about microseconds of a quiet machine. The
 pattern that comes to it is still analysed: at most about ten milliseconds more."""
-PARSE_US, COMPILE_US = 60, 3
+PARSE_US, COMPILE_US = 120, 3
 """What the engine's own parser and compiler take, per pattern and per character."""
 
 
