@@ -16,7 +16,7 @@ from outfeed.ingress.regex_places import Explosive, Graph, TooComplex
 from outfeed.ingress.regex_worst import worst_of
 from outfeed.ingress.stop_regex import codes_of
 
-STEPS, WIDTH, LOOPS, MANY = 40, 4, 6, 1e6
+STEPS, WIDTH, LOOPS, MANY = 40, 4, 4, 1e6
 DEAREST = "½_!。"
 """Characters that take the engine the most looks to classify."""
 
@@ -37,30 +37,42 @@ def graph_of(pattern: str) -> Graph | None:
         return None
 
 
-def worst_texts(pattern: str, length: int) -> Iterator[str]:
-    """Return texts of `length` characters, those that are worst for the automaton first."""
-    graph = graph_of(pattern)
-    if graph is None:
-        return
-    alphabet = graph.alphabet
-    found = worst_of(graph, 0.0)
-    if found is not None and found.text:
-        for dearest in (True, False):
-            yield _long("".join(_char(kind, alphabet, dearest) for kind in found.text), length)
-    try:
-        walker = _Walker(graph)
-    except Beyond:
-        return
-    for walk in walker.walks():
-        yield _long("".join(_char(kind, alphabet, True) for kind in walk), length)
-        text = _long("".join(_char(kind, alphabet, False) for kind in walk), length)
-        for end in ("\x00", "é", "\n!"):
-            yield text[: -len(end)] + end
-    for way, kind in walker.ways_into_loops():
-        head, char = "".join(_char(one, alphabet, False) for one in way), _char(kind, alphabet, True)
-        for body in (head, head + char, head + 40 * char):
-            yield (body * (length // len(body) + 1))[:length]
-        yield (head + char * length)[:length]
+class Adversary:
+    """Makes the texts that are worst for a pattern's automaton. What it walks it walks once."""
+
+    def __init__(self, pattern: str) -> None:
+        graph = graph_of(pattern)
+        self._rounds: list[tuple[str, str]] = []
+        """(text, end): the text goes round its end until it is long enough."""
+        self._bodies: list[tuple[str, str]] = []
+        """(head, body), the body again and again."""
+        if graph is None:
+            return
+        alphabet = graph.alphabet
+        found = worst_of(graph, 0.0)
+        if found is not None and found.text:
+            for dearest in (True, False):
+                self._rounds.append(("".join(_char(kind, alphabet, dearest) for kind in found.text), ""))
+        try:
+            walker = _Walker(graph)
+        except Beyond:
+            return
+        for walk in walker.walks():
+            self._rounds.append(("".join(_char(kind, alphabet, True) for kind in walk), ""))
+            text = "".join(_char(kind, alphabet, False) for kind in walk)
+            self._rounds += [(text, end) for end in ("\x00", "é", "\n!")]
+        for way, kind in walker.ways_into_loops():
+            head, char = "".join(_char(one, alphabet, False) for one in way), _char(kind, alphabet, True)
+            self._bodies += [("", head), ("", head + 40 * char), (head, char)]
+
+    def texts(self, length: int) -> Iterator[str]:
+        """Return texts of `length` characters, those that the admission found first."""
+        for text, end in self._rounds:
+            if text:
+                yield _long(text, length)[: length - len(end)] + end
+        for head, body in self._bodies:
+            if body:
+                yield (head + body * (length // len(body) + 1))[:length]
 
 
 class _Walker:
@@ -157,7 +169,7 @@ class _Walker:
         loops = [edge.source for edge in cells.edges if edge.source == edge.target and edge.source in ways]
         for loop in loops[:LOOPS]:
             inside = [kind for kind in self.kinds if kind & cells.may[loop]]
-            for kind in inside[:2] + inside[-1:]:
+            for kind in {*inside[:1], *inside[-1:]}:
                 yield ways[loop], kind
 
 
