@@ -354,9 +354,16 @@ class SinkSource:
         """Call `callback` in `loop` whenever something waits, instead of waiting here: no task, no future.
 
         The callback takes what it wants with `receive_nowait`; it is called again only for what is sent
-        after it was called. Call this in `loop`. The callback keeps its source alive: close it explicitly.
+        after it was called, perhaps taken by then, and not once it has taken the last item. What it raises
+        goes to the loop's exception handler. Call this in `loop`. The callback keeps its source alive: close
+        it explicitly.
         """
-        waiter = CallbackWaiter(loop, callback)
+
+        def unless_ended() -> None:
+            if not self._ended:
+                callback()
+
+        waiter = CallbackWaiter(loop, unless_ended)
         self._channel.waiter = waiter
         if self._channel.fresh or self._channel.folded is not None:
             waiter.marked = True

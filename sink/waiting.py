@@ -84,4 +84,10 @@ def wake(waiters: Iterable[Waiter]) -> None:
 
 def _fire_all(waiters: list[TaskWaiter | CallbackWaiter]) -> None:
     for waiter in waiters:
-        waiter.fire()
+        try:
+            waiter.fire()
+        except Exception as error:
+            # One handler's fault is not the others': they are marked, so nobody would wake them again.
+            waiter.loop.call_exception_handler(
+                {"message": "a callback for a stream's items failed", "exception": error}
+            )

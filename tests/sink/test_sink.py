@@ -5,6 +5,7 @@ import gc
 import threading
 import time
 import tracemalloc
+from functools import partial
 
 import pytest
 from outfeed.ring.finish import FinishReason
@@ -22,6 +23,7 @@ from outfeed.sink import (
     SinkFull,
     open_sink,
 )
+from outfeed.sink.waiting import wake
 
 
 def chunk(
@@ -231,6 +233,60 @@ def test_a_callback_is_called_once_per_batch_of_items() -> None:
 
     asyncio.run(story())
     assert calls == [1, 1]
+
+
+def test_a_callback_is_not_called_for_a_last_item_that_it_has_taken() -> None:
+    sender, source = open_sink(1000)
+    calls: list[int] = []
+
+    async def story() -> None:
+        failed: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failed.append(context))
+
+        def ready() -> None:
+            calls.append(1)
+            if len(calls) == 1:
+                # What a sender on another thread does while this runs: it is marked anew for the last item.
+                sender.try_send(Done(chunk("b", 1, LAST)))
+            while (item := source.receive_nowait()) is not None:
+                if isinstance(item, Done):
+                    return
+
+        source.call_when_ready(loop, ready)
+        sender.try_send(Frame(chunk("a")))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert failed == []
+
+    asyncio.run(story())
+    assert calls == [1]
+
+
+def test_a_callback_that_fails_leaves_the_others_their_calls() -> None:
+    sinks = [open_sink(1000) for _ in range(3)]
+    called: list[int] = []
+
+    async def story() -> None:
+        failed: list[dict[str, object]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failed.append(context))
+
+        def ready(index: int) -> None:
+            called.append(index)
+            if index == 0:
+                raise ZeroDivisionError
+
+        for index, (_, source) in enumerate(sinks):
+            source.call_when_ready(loop, partial(ready, index))
+        waiters = [sender.channel.push(chunk("a"), 1) for sender, _ in sinks]
+        wake([waiter for waiter in waiters if waiter is not None])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [type(context["exception"]) for context in failed] == [ZeroDivisionError]
+
+    asyncio.run(story())
+    assert called == [0, 1, 2]
 
 
 def test_a_cancelled_reader_of_the_stream_is_gone() -> None:
