@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .regex_checks import Check
 from .regex_classes import Mask
-from .regex_places import ANYWHERE, ASKS_NOTHING, EXACT, UNLIMITED, Front, Graph
+from .regex_places import ANYWHERE, EXACT, UNLIMITED, Front, Graph, completing
 from .regex_tree import Guard
 
 MAX_CELLS = 320
@@ -107,23 +107,10 @@ class Cells:
                 aside[node] = sum(aside[edge[0]] * edge[1] for edge in preds if edge[0] in aside)
         return aside
 
-    def _ends(self) -> set[int]:
-        """Return the nodes that complete a match when they are left: it is found, whatever comes."""
-        graph = self.graph
-        ends: set[int] = set()
-        waiting = [edge[0] for edge in graph.final if edge[3] & ASKS_NOTHING]
-        while waiting:
-            node = waiting.pop()
-            if node not in ends:
-                ends.add(node)
-                if node and graph.high[node] == 0:
-                    waiting += [edge[0] for edge in graph.preds[node] if edge[3] & ASKS_NOTHING]
-        return ends
-
     def _lay_out(self) -> None:
         """Give each node its cells."""
         graph = self.graph
-        ends = self._ends()
+        ends = completing(graph)
         self.matches_nothing = 0 in ends
         for node, high in enumerate(graph.high):
             if node in self._aside or high <= 0:

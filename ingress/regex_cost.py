@@ -14,7 +14,7 @@ docs/ingress.md has the argument why this is sound.
 
 from .regex_classes import Mask
 from .regex_knots import Knot
-from .regex_places import ANYWHERE, ASKS_NOTHING, UNLIMITED, Explosive, Front, Graph, TooComplex
+from .regex_places import ANYWHERE, ASKS_NOTHING, UNLIMITED, Explosive, Front, Graph, TooComplex, completing
 from .regex_poly import Cost, Poly, add, highest, piled, times
 from .regex_tree import allowed
 
@@ -63,17 +63,9 @@ class _Analysis:
     # -- where a match can no longer fail
 
     def _cannot_fail(self) -> set[int]:
+        # A count that is not reached yet can still fail, and so can a row of characters.
         graph = self.graph
-        sure: set[int] = set()
-        waiting = [edge[0] for edge in graph.final if edge[3] & ASKS_NOTHING]
-        while waiting:
-            node = waiting.pop()
-            if node in sure or graph.least[node] > 1 or node in graph.runs:
-                continue  # A count that is not reached yet can still fail, and so can a row of characters.
-            sure.add(node)
-            if node and graph.high[node] == 0:
-                waiting += [edge[0] for edge in graph.preds[node] if edge[3] & ASKS_NOTHING]
-        return sure
+        return {node for node in completing(graph) if graph.least[node] <= 1 and node not in graph.runs}
 
     def _shared_hubs(self) -> set[int]:
         """Return the loops' hubs that only the one way of the sure positions comes to."""

@@ -233,3 +233,16 @@ def where(front: Front, guard: Guard, trust: int = 0) -> Front:
     """Return a front where a guard holds too."""
     met = [(source, ways, both_of(before, guard), own & trust) for source, ways, before, own in front]
     return [edge for edge in met if edge[2] != ()]
+
+
+def completing(graph: Graph) -> set[int]:
+    """Return the nodes that complete a match when they are left: it is found, whatever comes."""
+    found: set[int] = set()
+    waiting = [edge[0] for edge in graph.final if edge[3] & ASKS_NOTHING]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            if node and graph.high[node] == 0:
+                waiting += [edge[0] for edge in graph.preds[node] if edge[3] & ASKS_NOTHING]
+    return found
