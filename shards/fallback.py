@@ -93,9 +93,16 @@ class TextStream:
             return added
         if len(self._pending) < MAX_PENDING:
             return ""
-        # It may be no character's beginning at all: let go of all but the last few.
-        done = len(self._pending) - OPEN
-        added = self._after_prefix(self._text.decode(self._context + self._pending[:done]))
+        # It may be no character's beginning at all: let go of all but the last few, and not in the middle of
+        # a character that the last few complete.
+        last = done = len(self._pending) - OPEN
+        head = self._text.decode(self._context + self._pending[:done])
+        while done > 1 and not text.startswith(head):
+            done -= 1
+            head = self._text.decode(self._context + self._pending[:done])
+        if not text.startswith(head):
+            done, head = last, self._text.decode(self._context + self._pending[:last])
+        added = self._after_prefix(head)
         self._advance(done)
         return added
 

@@ -13,7 +13,7 @@ from outfeed.shards.fallback import MAX_CONTEXT, MAX_PENDING, TokenizerText
 from outfeed.shards.kernel import Kernel
 from outfeed.shards.pipeline import byte_level
 from outfeed.shards.table import TokenTable
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from .conftest import WITH_TABLE
 from .driver import Driver, every_cut
@@ -255,6 +255,19 @@ def test_the_fallback_says_what_the_table_says(name: str, table_of: Tables, toke
         stream = text.stream(True, [])
         made = "".join([stream.add(token) for token in ids]) + stream.flush()
         assert made == tokenizer.decode(ids)
+
+
+def test_what_waits_is_not_let_go_of_inside_a_character_that_it_completes() -> None:
+    """Eight ids wait, as the text ends inside a character; the fifth begins one that is completed."""
+    letters = {byte_level(letter)[0]: letter for letter in pre_tokenizers.ByteLevel.alphabet()}
+    pieces = [b"\xc0", b"\xbb", b"\xc4", b" \xec\x98\xa4\xeb", b"\xb1", b"\x84\xb8\xec\x9a", b"\xe6", b"\xa2"]
+    names = ["".join(letters[byte] for byte in piece) for piece in pieces]
+    tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    stream = TokenizerText(tokenizer).stream(True, [])
+    made = "".join(stream.add(token) for token in range(len(names))) + stream.flush()
+    assert made == tokenizer.decode(list(range(len(names))))
+    assert "오뱄" in made
 
 
 # ---- a long run of byte tokens
