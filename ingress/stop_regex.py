@@ -26,8 +26,7 @@ from .regex_worst import Worst, worst_of
 UNBOUNDED = 1 << 30
 """A length without an upper bound: search everything so far."""
 LIMIT_MS = 4.75
-"""What the bound on one search may be. A search may take 5 ms: the rest is for a machine that is slower, or
-busier, than the ones the costs were measured on."""
+"""What the bound on one search may be. A search may take 5 ms: the rest is for what the prices have wrong."""
 SHORTEST_TEXT = 256
 """A pattern is weighed for at least so many characters, however short the output: what is only harmless
 because nothing is there to be searched is not harmless."""
@@ -42,7 +41,7 @@ MAX_ENUMERATED = 100_000
 CACHED = 512
 MAX_EFFORT = 20_000
 """What the analysis of all patterns of a request may take, in about microseconds of a quiet machine. The
-pattern that comes to it is still analysed: at most about ten milliseconds more."""
+pattern that comes to it is still analysed, so a request takes that of one pattern more."""
 PARSE_US, COMPILE_US = 120, 3
 """What the engine's own parser and compiler take, per pattern and per character."""
 
