@@ -21,6 +21,7 @@ MAX_CELLS = 320
 MAX_EDGES = 800
 MAX_TRIALS = 1200
 MAX_KINDS = 40
+NOWHERE = -1
 MAX_WAYS_ON = 6
 """A hub is laid out as so many cells at most."""
 
@@ -57,8 +58,6 @@ class Cells:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.lasting = graph.cyclic or UNLIMITED in graph.most
-        """There are cells that can be come to again and again."""
         self.matches_nothing = False
         """Matching nothing is a match, so the first search that begins is the only one."""
         self.may: list[Mask] = []
@@ -72,6 +71,8 @@ class Cells:
         self.hubs: list[tuple[int, list[Edge]]] = []
         """Each hub with the edges into it, in an order in which what is needed comes first."""
         self.trials: list[Trial] = []
+        self.finals: list[Edge] = []
+        """From where a match is surely complete if the next character allows it; they lead nowhere."""
         self.every = graph.alphabet.all
         self.anything = graph.alphabet.anything
         self._enter: list[int] = []
@@ -121,7 +122,7 @@ class Cells:
             elif graph.most[node] == 1:
                 cell = self._cell(high, graph.low[node], graph.scan[node], node in ends)
                 self._enter.append(cell)
-                self._leave.append([(cell, self.every)])
+                self._leave.append([(cell, self.anything)])
             else:
                 self._counted(node, node in ends)
 
@@ -145,7 +146,7 @@ class Cells:
                 self._next(cell - 1, cell)
                 self._ask(cell - 1, tests[i - 1], tests[i - 1].step)
         self._enter.append(begin)
-        self._leave.append([(begin + len(tests), self.every)])
+        self._leave.append([(begin + len(tests), self.anything)])
 
     def _counted(self, node: int, ends: bool) -> None:
         """Lay out a repeat of one class."""
@@ -167,32 +168,41 @@ class Cells:
             self._next(cell, cell)
         first = begin + max(least, 1) - 1
         if first == cell:
-            self._leave.append([(cell, self.every)])
+            self._leave.append([(cell, self.anything)])
             return
         hub = self._cell(0, 0, 0.0, False)
-        into = [Edge(one, hub, 1.0, self.anything, self.every, True) for one in range(first, cell + 1)]
+        into = [Edge(one, hub, 1.0, self.anything, self.anything, True) for one in range(first, cell + 1)]
         self.hubs.append((hub, into))
-        self._leave.append([(hub, self.every)])
+        self._leave.append([(hub, self.anything)])
 
     def _next(self, source: int, target: int) -> None:
-        self.edges.append(Edge(source, target, 1.0, self.anything, self.every, True))
+        self.edges.append(Edge(source, target, 1.0, self.anything, self.anything, True))
 
     def _ask(self, cell: int, test: Check, besides: float) -> None:
-        self.trials.append(Trial(cell, 1.0, self.anything, self.every, test, besides))
+        self.trials.append(Trial(cell, 1.0, self.anything, self.anything, test, besides))
 
     # -- edges
 
     def _conditions(self, guard: Guard) -> list[tuple[Mask, Mask]]:
-        """Return a guard's (before, after); the end of the text is not among the places that are counted."""
+        """Return a guard's (before, after). What asks for the last newline is taken for the end of the text:
+        neither is among the places that are counted."""
         if guard is None:
-            return [(self.anything, self.every)]
+            return [(self.anything, self.anything)]
         alphabet = self.graph.alphabet
         found = []
         for before, after in guard:
             if after & alphabet.last and not after & self.every & ~alphabet.newline:
-                after = 0
-            found.append((before, after & self.every))
+                after &= alphabet.edge | alphabet.last
+            found.append((before, after))
         return found
+
+    def _meets(self, target: int, after: Mask) -> bool:
+        """Say whether an edge can be gone. Raises Beyond where that reads the last newline."""
+        alphabet = self.graph.alphabet
+        last_only = after & alphabet.last and not after & self.every
+        if last_only and target != NOWHERE and self.may[target] & alphabet.newline:
+            raise Beyond
+        return bool(after & ~alphabet.last)
 
     def _connect(self) -> None:
         graph = self.graph
@@ -206,11 +216,12 @@ class Cells:
         for node, high in enumerate(graph.high):
             if high > 0 and node not in self._aside:
                 self.edges += self._edges(self._enter[node], graph.preds[node])
+        self.finals = [edge for edge in self._edges(NOWHERE, graph.final) if edge.sharp]
 
     def _join(self, hub: int) -> None:
         """Lay out a hub: ways that may go on with the same characters are joined in one cell."""
         found: dict[Mask, list[Edge]] = {}
-        for edge in self._edges(-1, self.graph.preds[hub]):
+        for edge in self._edges(NOWHERE, self.graph.preds[hub]):
             found.setdefault(edge.after, []).append(edge)
         if len(found) > MAX_WAYS_ON:
             raise Beyond
@@ -223,9 +234,10 @@ class Cells:
         return [
             Edge(cell, target, ways, before, after & onward, bool(trust & EXACT))
             for source, ways, guard, trust in preds
+            if source not in self._aside
             for cell, onward in self._leave[source]
             for before, after in self._conditions(guard)
-            if after & onward
+            if self._meets(target, after & onward)
         ]
 
     def _order(self, hub: int, ordered: list[int], seen: set[int], depth: int) -> None:
@@ -264,10 +276,34 @@ class Cells:
                 self._try(node, 1.0, None, None, cost)
         self._pay_look_behinds(own)
 
+    def rest(self) -> list[float] | None:
+        """Return by cell what everything it leads to costs at most; None where ways come round."""
+        leads: list[list[tuple[int, float]]] = [[] for _ in self.may]
+        own = list(self.cost)
+        for edge in (*self.edges, *(edge for _, into in self.hubs for edge in into)):
+            leads[edge.source].append((edge.target, edge.ways))
+        for trial in self.trials:
+            price = trial.besides + (0.0 if trial.test is None else max(ns for _, ns in trial.test.pieces))
+            own[trial.cell] += trial.ways * price
+        known = [-1.0] * len(own)
+        for begin in range(len(own)):
+            waiting = [begin]
+            while waiting:
+                cell = waiting[-1]
+                ahead = [target for target, _ in leads[cell] if known[target] < 0.0]
+                if known[cell] >= 0.0 or not ahead:
+                    waiting.pop()
+                    known[cell] = own[cell] + sum(ways * known[target] for target, ways in leads[cell])
+                elif len(waiting) > len(own):
+                    return None
+                else:
+                    waiting.append(ahead[0])
+        return known
+
     def _try(self, node: int, ways: float, guard: Guard, test: Check | None, besides: float) -> None:
         """Let the ways from a node pay, wherever a guard holds."""
         for cell, onward in self._leave[node]:
-            if test is None and guard is None and onward == self.every:
+            if test is None and guard is None and onward == self.anything:
                 self.cost[cell] += ways * besides
                 continue
             for before, after in self._conditions(guard):
@@ -307,9 +343,10 @@ class Kinds:
         alphabet = cells.graph.alphabet
         into = [edge for _, edges in cells.hubs for edge in edges]
         behind = {edge.before for edge in cells.edges} | {edge.before for edge in into}
-        behind |= {trial.before for trial in cells.trials}
+        behind |= {trial.before for trial in cells.trials} | {edge.before for edge in cells.finals}
         masks = {*cells.may, *cells.surely, *behind}
-        masks |= {edge.after for edge in cells.edges} | {trial.after for trial in cells.trials}
+        masks |= {edge.after for edge in (*cells.edges, *cells.finals)}
+        masks |= {trial.after for trial in cells.trials}
         tests = {id(trial.test): trial.test for trial in cells.trials if trial.test is not None}
         for test in tests.values():
             if test.tells:

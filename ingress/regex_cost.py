@@ -223,6 +223,9 @@ class _Analysis:
         most: Poly = ()
         for _, poly in cells:
             most = highest(most, poly)
+        if most:
+            # What happens once after one character and once after another can be at two places of a text.
+            most = (sum(poly[0] for _, poly in cells if poly), *most[1:])
         if len(most) > 1 and most[0] and max(sum(poly[:2]) for _, poly in cells) <= most[1]:
             # What happens once, at one place, adds nothing where each place is counted for as much.
             most = (0.0, *most[1:])
@@ -437,8 +440,12 @@ class _Analysis:
                 alone += graph.spent[hub] / graph.width[hub]
         # A search starts nowhere after the place where that one way began.
         starting = graph.spent[0]
-        bear(self.all, (0.0, 1.0), alone if 0 in self.sure else max(alone, starting))
-        by_mask = {mask: tuple(held) for mask, held in sums.items()}
+        if 0 in self.sure:
+            bear(self.all, (starting, alone), 1.0)
+        else:
+            bear(self.all, (0.0, 1.0), max(alone, starting))
+        once = sum(held[0] for held in sums.values() if held)
+        by_mask = {mask: (0.0, *held[1:]) for mask, held in sums.items()}
         wide = [(mask, poly) for mask, poly in by_mask.items() if mask & (mask - 1)]
         cells: Profile = []
         for mask, poly in wide:
@@ -448,7 +455,7 @@ class _Analysis:
             if mask & (mask - 1) == 0:
                 beside = next((other for cell, other in cells if cell & mask), ())
                 most = highest(most, add(poly, beside))
-        return Cost(most)
+        return Cost((once, *most[1:]))
 
 
 def _fewer(cells: Profile) -> Profile:

@@ -104,15 +104,17 @@ ANYWHERE = -1
 class Places:
     """The nodes of a graph in the making, and the fronts from which the next ones are reached."""
 
-    def __init__(self, alphabet: Alphabet, group_widths: list[tuple[int, int] | None]) -> None:
+    def __init__(self, alphabet: Alphabet) -> None:
         self.graph = Graph(alphabet)
         self._alphabet = alphabet
-        self._widths = group_widths
         self._groups: dict[int, tuple[Any, int]] = {}
         self._classes: dict[Any, Check] = {}
         self._tail: tuple[int, ...] = ()
         """The positions of a repeat of one class, when what comes next follows it directly."""
         self._marks = 0
+        self._copies = 0.0
+        """Not 0: what stands here is a group's text again, which costs so much for each character and asks
+        nothing of the place it stands at."""
         self._floor = 1
         self._in_loop = 0
         self._new((alphabet.all | alphabet.edge,) * 2, [], 1, 1, 0.0)
@@ -138,6 +140,8 @@ class Places:
     def _spend(self, front: Front, nanoseconds: float) -> None:
         spent = self.graph.spent
         self._charge(len(front))
+        if self._copies:
+            return
         for source, ways, guard, _ in front:
             if guard is None:
                 spent[source] += ways * nanoseconds
@@ -151,6 +155,8 @@ class Places:
 
     def _ask(self, front: Front, test: Check, most: float = -1.0) -> None:
         """Spend what it costs to look at the next character, or `most` where each place is taken alone."""
+        if self._copies:
+            return
         most = test.test if most < 0.0 else most
         guarded = len(self.graph.guarded)
         self._spend(front, most)
@@ -191,6 +197,10 @@ class Places:
             if both != ():
                 result.append((source, ways, both, own & trust if both is not before else 0))
         return result
+
+    def _other_than(self, mask: Mask) -> Mask:
+        """Return what else can be beside a place: any other character, or nothing."""
+        return (self._alphabet.all | self._alphabet.edge) & ~mask
 
     def _anchor(self, code: Any, flags: int) -> Guard:
         alphabet = self._alphabet

@@ -21,6 +21,8 @@ MAX_WORK = 250_000
 """Steps of the C core for one pattern: about 150 of them take a microsecond."""
 STEPS_PER_US = 150
 BEYOND_US = 2000
+SMALL_NS = 20000.0
+"""Where what a search does costs no more at most, its last search is not followed but paid for."""
 CELL_US = 4
 """What it takes to lay out one cell, edge or trial, about."""
 _WHOLE = 1 << 16
@@ -51,6 +53,10 @@ def worst_of(graph: Graph, enough: float, max_work: int = MAX_WORK) -> Worst | N
         return None
     graph.work += CELL_US * (len(cells.may) + len(cells.edges) + len(cells.trials))
     pattern, _kept = _given(cells, kinds)
+    rest = cells.rest()
+    if rest is not None and max(rest) < SMALL_NS:
+        _kept.append(ffi.new("float[]", rest))
+        pattern.rest = _kept[-1]
     found = ffi.new("ofw_worst *")
     best: Worst | None = None
     work = 0
@@ -88,7 +94,6 @@ def _given(cells: Cells, kinds: Kinds) -> tuple[Any, list[Any]]:
 
     set_of = kinds.set_of
     pattern.matches_nothing = cells.matches_nothing
-    pattern.lasting = cells.lasting or cells.matches_nothing
     pattern.cells, pattern.kinds = len(cells.may), len(kinds.masks)
     give("may", "Q", [set_of[mask] for mask in cells.may])
     give("surely", "Q", [set_of[mask] for mask in cells.surely])
@@ -104,6 +109,10 @@ def _given(cells: Cells, kinds: Kinds) -> tuple[Any, list[Any]]:
         give(f"{prefix}_before", "Q", [set_of[edge.before] for edge in those])
         give(f"{prefix}_sharp", "B", [edge.sharp for edge in those])
     give("edge_after", "Q", [set_of[edge.after] for edge in edges])
+    pattern.finals = len(cells.finals)
+    give("final_source", "H", [edge.source for edge in cells.finals])
+    give("final_before", "Q", [set_of[edge.before] for edge in cells.finals])
+    give("final_after", "Q", [set_of[edge.after] for edge in cells.finals])
     trials = sorted(cells.trials, key=lambda trial: trial.cell)
     numbers: dict[int, int] = {}
     prices: list[float] = [0.0] * len(kinds.masks)

@@ -134,7 +134,7 @@ def analyse(pattern: str) -> Admission:
     max_len = UNBOUNDED if widest >= UNBOUNDED else widest
     before, after = _context(parsed, flags) if _LOOKS_AROUND(pattern) else (0, 0)
     window = min(UNBOUNDED, max(1, max_len + before + after))
-    builder = Builder(Alphabet(codes, folds=folds), parsed.state.groupwidths)
+    builder = Builder(Alphabet(codes, folds=folds))
     why, cost = "", None
     try:
         graph = builder.build(parsed, flags)

@@ -10,7 +10,7 @@ enum { OFW_MAX_CELLS = 512, OFW_MAX_KINDS = 48, OFW_MAX_STATES = 2048, OFW_TEXT 
 
 /* Cell 0 is the start of a search. All arrays are the caller's and are only read. */
 typedef struct {
-    uint32_t cells, edges, joins, trials, tests, kinds;
+    uint32_t cells, edges, joins, trials, finals, tests, kinds;
     /* By cell: the kinds it may read (none: it is a hub) and those it surely reads, what being there costs (ns),
      * whether a search that comes there has matched. */
     const uint64_t *may, *surely;
@@ -35,12 +35,16 @@ typedef struct {
     const float *trial_besides;
     const uint16_t *trial_test;
     const float *prices;
+    /* By final, a way to leave a cell with which the match is surely complete: after and before which kinds. */
+    const uint16_t *final_source;
+    const uint64_t *final_before, *final_after;
     /* By kind, the edge included: kinds with the same number are alike to whatever comes after. */
     const uint8_t *alike;
     /* Matching nothing is a match: only one search begins. */
     uint8_t matches_nothing;
-    /* There are cells that can be come to again and again. */
-    uint8_t lasting;
+    /* By cell: the most that all it leads to can cost, in ns, where ways do not come round; else NULL. Then the last
+     * search is not followed when no more begin. */
+    const float *rest;
     /* Ways that are further from the start than this do not tell states apart. */
     uint32_t depth;
     /* States with as many ways, to so many binary digits, are taken together; 0: whatever their number. */

@@ -39,6 +39,8 @@ typedef struct {
     uint16_t *next;          /* [state][2 * kind + begins] */
     float *cost;             /* [state][kind]: of being there, and of what is asked when the kind comes next */
     double *value;           /* [3][state] */
+    double rest;  /* the most that what is under way can cost in all, where ways do not come round */
+    double end;   /* the most that the end of a text costs */
     double asked; /* what reading a kind cost */
     int over;     /* with that kind, a search that was begun earlier has matched */
     uint16_t slots[SLOTS];
@@ -67,6 +69,10 @@ static int valid(const ofw_pattern *p)
     }
     for (uint32_t i = 0; i < p->joins; i++) {
         if (p->join_source[i] >= p->cells || p->join_target[i] >= p->cells || p->may[p->join_target[i]])
+            return 0;
+    }
+    for (uint32_t i = 0; i < p->finals; i++) {
+        if (p->final_source[i] >= p->cells)
             return 0;
     }
     return 1;
@@ -138,6 +144,9 @@ static uint32_t state_of(finder *f, const key *wanted, int *is_new)
     return f->count++;
 }
 
+/* Of the cells at which a search has matched only one is come to, by one way: nothing is left again. */
+static int on_the_last_way(const ofw_pattern *p, uint32_t cell) { return p->ends[cell] && p->may[cell]; }
+
 /* Fill step_ways and step_certain with what reading a kind makes of a state. Returns -1 when ways have become
  * too many. */
 static int read_kind(finder *f, uint32_t state, uint32_t kind)
@@ -147,7 +156,7 @@ static int read_kind(finder *f, uint32_t state, uint32_t kind)
     const uint64_t *certain = f->certain + (size_t)state * WORDS;
     uint32_t last = f->keys[state].last;
     uint32_t words = (p->cells + 63) / 64;
-    double asked = 0.0;
+    double asked = 0.0, last_asked = 0.0;
     f->over = 0;
     memset(f->step_ways, 0, p->cells * sizeof *f->step_ways);
     memset(f->step_certain, 0, words * sizeof *f->step_certain);
@@ -155,11 +164,16 @@ static int read_kind(finder *f, uint32_t state, uint32_t kind)
         if (ways[cell] == 0.0f)
             continue;
         int surely = bit(certain, cell);
+        double here = 0.0;
         for (uint32_t t = f->first_trial[cell]; t < f->first_trial[cell + 1]; t++) {
             if (p->trial_before[t] >> last & p->trial_after[t] >> kind & 1)
-                asked += (double)(ways[cell] * p->trial_ways[t]) *
-                         (double)(p->trial_besides[t] + p->prices[p->trial_test[t] * p->kinds + kind]);
+                here += (double)(ways[cell] * p->trial_ways[t]) *
+                        (double)(p->trial_besides[t] + p->prices[p->trial_test[t] * p->kinds + kind]);
         }
+        if (!on_the_last_way(p, cell))
+            asked += here;
+        else if (here > last_asked)
+            last_asked = here;
         f->work += 2 + f->first_edge[cell + 1] - f->first_edge[cell];
         for (uint32_t e = f->first_edge[cell]; e < f->first_edge[cell + 1]; e++) {
             uint32_t target = p->edge_target[e];
@@ -179,7 +193,9 @@ static int read_kind(finder *f, uint32_t state, uint32_t kind)
                 return -1;
         }
     }
-    f->asked = asked;
+    for (uint32_t i = 0; i < p->finals; i++)
+        f->over |= bit(certain, p->final_source[i]) && (p->final_before[i] >> last & p->final_after[i] >> kind & 1);
+    f->asked = asked + last_asked;
     return 0;
 }
 
@@ -269,15 +285,55 @@ static uint32_t take(finder *f, uint32_t kind, int begins, int *changed)
     return state;
 }
 
+/* What a trial's test costs at most. */
+static float dearest_price(const ofw_pattern *p, uint32_t trial)
+{
+    const float *prices = p->prices + (size_t)p->trial_test[trial] * p->kinds;
+    float most = 0.0f;
+    for (uint32_t kind = 0; kind < p->kinds; kind++)
+        most = prices[kind] > most ? prices[kind] : most;
+    return most;
+}
+
 /* What being in a state costs. */
 static double cost_of(const finder *f, uint32_t state)
 {
     const ofw_pattern *p = f->p;
     const float *ways = f->ways + (size_t)state * p->cells;
-    double cost = 0.0;
-    for (uint32_t cell = 0; cell < p->cells; cell++)
-        cost += (double)ways[cell] * (double)p->cost[cell];
+    double cost = 0.0, last = 0.0;
+    for (uint32_t cell = 0; cell < p->cells; cell++) {
+        double here = (double)ways[cell] * (double)p->cost[cell];
+        if (!on_the_last_way(p, cell))
+            cost += here;
+        else if (here > last)
+            last = here;
+    }
+    return cost + last;
+}
+
+/* What is asked in a state where the text ends, or before its last newline. */
+static double cost_of_the_end(finder *f, uint32_t state)
+{
+    const ofw_pattern *p = f->p;
+    const float *ways = f->ways + (size_t)state * p->cells;
+    uint32_t last = f->keys[state].last;
+    double cost = cost_of(f, state);
+    for (uint32_t t = 0; t < p->trials; t++) {
+        if (p->trial_before[t] >> last & p->trial_after[t] >> p->kinds & 1)
+            cost += (double)(ways[p->trial_cell[t]] * p->trial_ways[t]) * (double)(p->trial_besides[t] + dearest_price(p, t));
+    }
+    f->work += p->trials / 2;
     return cost;
+}
+
+/* Keep what a state's ways can cost until they all end. */
+static void add_rest(finder *f, uint32_t state)
+{
+    const float *ways = f->ways + (size_t)state * f->p->cells;
+    double rest = 0.0;
+    for (uint32_t cell = 0; f->p->rest && cell < f->p->cells; cell++)
+        rest += (double)ways[cell] * (double)f->p->rest[cell];
+    f->rest = rest > f->rest ? rest : f->rest;
 }
 
 /* Follow every text until no state grows any more. Returns OFW_OK or OFW_TOO_MUCH. */
@@ -297,7 +353,9 @@ static int explore(finder *f)
         head = (head + 1) % OFW_MAX_STATES;
         waiting--;
         f->keys[state].waiting = 0;
-        double own = cost_of(f, state);
+        double own = cost_of(f, state), end = cost_of_the_end(f, state);
+        f->end = end > f->end ? end : f->end;
+        add_rest(f, state);
         for (uint32_t kind = 0; kind < p->kinds; kind++) {
             uint16_t *next = f->next + ((size_t)state * p->kinds + kind) * 2;
             if (read_kind(f, state, kind) < 0 || f->work > p->max_work)
@@ -305,7 +363,7 @@ static int explore(finder *f)
             f->cost[(size_t)state * p->kinds + kind] = (float)(own + f->asked);
             for (int begins = 0; begins < 2; begins++) {
                 /* More searches begin only if none of those before has matched; the last one may have. */
-                if (begins ? !f->keys[state].begins || f->over || p->matches_nothing : !p->lasting)
+                if (begins ? !f->keys[state].begins || f->over || p->matches_nothing : p->rest != NULL)
                     continue;
                 changed = 0;
                 uint32_t to = take(f, kind, begins, &changed);
@@ -339,32 +397,6 @@ static void value_step(finder *f, const double *from, double *to)
     }
 }
 
-/* Return the most that one character costs in any state. */
-static double dearest(const finder *f)
-{
-    double most = 0.0;
-    for (size_t i = 0; i < (size_t)f->count * f->p->kinds; i++)
-        most = (double)f->cost[i] > most ? (double)f->cost[i] : most;
-    return most;
-}
-
-/* Return what it costs to be at all cells at which a search has matched, once. */
-static double cost_of_ends(const ofw_pattern *p)
-{
-    double cost = 0.0;
-    for (uint32_t cell = 0; cell < p->cells; cell++)
-        cost += p->ends[cell] ? (double)p->cost[cell] : 0.0;
-    for (uint32_t t = 0; t < p->trials; t++) {
-        const float *prices = p->prices + (size_t)p->trial_test[t] * p->kinds;
-        float most = 0.0f;
-        for (uint32_t kind = 0; kind < p->kinds; kind++)
-            most = prices[kind] > most ? prices[kind] : most;
-        if (p->ends[p->trial_cell[t]])
-            cost += (double)(p->trial_ways[t] * (p->trial_besides[t] + most));
-    }
-    return cost;
-}
-
 /* The mean of the worst way round, from above: if h(s) + each >= cost(s) + h(next) for every state and what can
  * come next, n characters cost at most h + n * each. Here h is the mean of the values of several rounds. */
 static void find_mean(finder *f, ofw_worst *worst)
@@ -388,9 +420,8 @@ static void find_mean(finder *f, ofw_worst *worst)
         if (from[state] > worst->first)
             worst->first = from[state];
     }
-    /* Where nothing lasts, all that was begun is over when as many characters are read as there are cells. */
-    if (!f->p->lasting)
-        worst->first += (dearest(f) + cost_of_ends(f->p)) * f->p->cells;
+    /* The text ends, perhaps after a newline before which it might have ended: two places that are not counted. */
+    worst->first += 2.0 * f->end + f->rest;
     uint32_t state = 0;
     for (worst->length = 0; worst->length < sizeof worst->text; worst->length++) {
         const uint16_t *next = f->next + (size_t)state * f->p->kinds * 2;

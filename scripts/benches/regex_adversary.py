@@ -32,7 +32,7 @@ def graph_of(pattern: str) -> Graph | None:
     flags = parsed.state.flags
     try:
         codes, folds = codes_of(pattern, parsed, flags)
-        return Builder(Alphabet(codes, folds=folds), parsed.state.groupwidths).build(parsed, flags)
+        return Builder(Alphabet(codes, folds=folds)).build(parsed, flags)
     except (Explosive, TooComplex, RecursionError, ValueError):
         return None
 

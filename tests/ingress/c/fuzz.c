@@ -19,15 +19,15 @@ static uint32_t below(uint32_t limit)
     return (uint32_t)((state >> 11) % limit);
 }
 
-enum { CELLS = 40, EDGES = 120, JOINS = 20, TRIALS = 60, TESTS = 6, KINDS = 9 };
+enum { CELLS = 40, EDGES = 120, JOINS = 20, TRIALS = 60, TESTS = 6, KINDS = 9, FINALS = 5 };
 
 typedef struct {
     uint64_t may[CELLS], surely[CELLS], edge_before[EDGES], edge_after[EDGES], join_before[JOINS];
-    uint64_t trial_before[TRIALS], trial_after[TRIALS];
+    uint64_t trial_before[TRIALS], trial_after[TRIALS], final_before[FINALS], final_after[FINALS];
     float cost[CELLS], edge_ways[EDGES], join_ways[JOINS], trial_ways[TRIALS], trial_besides[TRIALS];
     float prices[TESTS * KINDS];
     uint16_t edge_source[EDGES], edge_target[EDGES], join_source[JOINS], join_target[JOINS];
-    uint16_t trial_cell[TRIALS], trial_test[TRIALS];
+    uint16_t trial_cell[TRIALS], trial_test[TRIALS], final_source[FINALS];
     uint8_t ends[CELLS], edge_sharp[EDGES], join_sharp[JOINS], alike[KINDS + 1];
 } room;
 
@@ -83,10 +83,15 @@ static void fill(ofw_pattern *p, room *r, int wild)
         r->trial_besides[i] = (float)below(9);
         r->trial_test[i] = (uint16_t)(wild && !below(300) ? below(99) : below(p->tests));
     }
+    p->finals = below(FINALS);
+    for (uint32_t i = 0; i < p->finals; i++) {
+        r->final_source[i] = place(cells, wild);
+        r->final_before[i] = some(p->kinds);
+        r->final_after[i] = some(p->kinds);
+    }
     for (uint32_t i = 0; i < p->tests * p->kinds; i++) r->prices[i] = (float)below(25);
     for (uint32_t i = 0; i <= p->kinds; i++) r->alike[i] = (uint8_t)below(3);
     p->matches_nothing = !below(5);
-    p->lasting = (uint8_t)below(2);
     p->depth = below(3) ? 1u << 16 : below(6);
     p->digits = below(4);
     p->max_work = 200000;
@@ -114,6 +119,9 @@ static int once(room *r, int wild, unsigned *found, unsigned *refused)
     GIVE(surely, p.cells);
     GIVE(cost, p.cells);
     GIVE(ends, p.cells);
+    GIVE(final_source, p.finals);
+    GIVE(final_before, p.finals);
+    GIVE(final_after, p.finals);
     GIVE(edge_source, p.edges);
     GIVE(edge_target, p.edges);
     GIVE(edge_ways, p.edges);

@@ -1,0 +1,141 @@
+"""The cells of a pattern: whatever the engine matches, some way through them reads.
+
+A way that is lost is the worst fault there is here, for what stands behind it is never weighed.
+"""
+
+import random
+import re
+from re import _parser  # type: ignore[attr-defined]
+
+import pytest
+from outfeed.ingress.regex_cells import NOWHERE, Beyond, Cells
+from outfeed.ingress.regex_classes import Alphabet, Mask
+from outfeed.ingress.regex_graph import Builder
+from outfeed.ingress.regex_places import Explosive, TooComplex
+from outfeed.ingress.stop_regex import codes_of
+
+QUANTIFIERS = ["?", "*", "+", "{2}", "{1,3}", "{2,}", "*?", "+?", "??", "{2,}?", "++", "*+", "?+", "{1,3}+"]
+PIECES = [
+    "a", "b", "ab", "x", "[ab]", "[^a]", ".", r"\w", r"\s", r"\d", r"\b", r"\B", "^", "$", r"\Z", "(?<=a)",
+    "(?<!b)", "(?=a)", "(?!b)", " ", "1", r"\W", r"\S", r"\n", "(?s:.)", "(?m:^)", "(?m:$)",
+]  # fmt: skip
+LOOK_BEHINDS = ["(?<=ab)", "(?<!a.)", r"(?<=\w\b)", "(?<=(?=a)b)", r"(?<!a\Bb)"]
+
+
+class Patterns:
+    """Draws patterns of every construct, with groups that are asked for again anywhere after them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.groups = 0
+        self.closed: list[int] = []
+
+    def draw(self) -> str:
+        self.groups, self.closed = 0, []
+        return self.row(3)
+
+    def row(self, depth: int) -> str:
+        parts = []
+        for _ in range(self.rng.randint(1, 3)):
+            part = self.piece(depth)
+            if self.rng.random() < 0.4 and part[-1] not in "^$" and part not in (r"\b", r"\B", r"\Z"):
+                part += self.rng.choice(QUANTIFIERS)
+            parts.append(part)
+        return "".join(parts)
+
+    def piece(self, depth: int) -> str:
+        rng, kind = self.rng, self.rng.random()
+        if depth <= 0 or kind < 0.45:
+            return rng.choice(PIECES)
+        if kind < 0.6:
+            return "(?:" + "|".join(self.row(depth - 1) for _ in range(rng.randint(1, 3))) + ")"
+        if kind < 0.75:
+            self.groups += 1
+            number = self.groups
+            inner = "|".join(self.row(depth - 1) for _ in range(rng.randint(1, 2)))
+            self.closed.append(number)
+            return f"({inner})"
+        if kind < 0.82:
+            return rng.choice(["(?=", "(?!", "(?>", "(?>"]) + self.row(depth - 1) + ")"
+        if kind < 0.86:
+            return rng.choice(LOOK_BEHINDS)
+        if kind < 0.94 and self.closed:
+            return f"\\{rng.choice(self.closed)}"
+        if self.closed:
+            return f"(?({rng.choice(self.closed)}){self.row(0)}|{self.row(0)})"
+        return f"(?i:{self.row(depth - 1)})"
+
+
+def cells_of(pattern: str) -> Cells:
+    """Lay a pattern out. Raises what the admission refuses it with."""
+    parsed = _parser.parse(pattern)
+    flags = parsed.state.flags
+    codes, folds = codes_of(pattern, parsed, flags)
+    return Cells(Builder(Alphabet(codes, folds=folds)).build(parsed, flags))
+
+
+def ends_of_ways(cells: Cells, text: str, begin: int) -> set[int]:
+    """Return where a match that begins at a place of a text may end."""
+    alphabet = cells.graph.alphabet
+    finals = cells._edges(NOWHERE, cells.graph.final)
+
+    def beside(at: int) -> Mask:
+        return alphabet.atom(ord(text[at])) if 0 <= at < len(text) else alphabet.edge
+
+    def comes(at: int) -> Mask:
+        # Before the last newline is taken for the end.
+        return beside(at) | (alphabet.edge if text[at:] == "\n" else 0)
+
+    here, ends = {0}, set()
+    for at in range(begin, len(text) + 1):
+        before, after = beside(at - 1), comes(at)
+        for hub, into in cells.hubs:
+            if any(edge.source in here and edge.before & before for edge in into):
+                here.add(hub)
+        if any(edge.source in here and edge.before & before and edge.after & after for edge in finals):
+            ends.add(at)
+        here = {
+            edge.target
+            for edge in cells.edges
+            if edge.source in here
+            and edge.before & before
+            and edge.after & after
+            and cells.may[edge.target] & after
+        }
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_the_engine_matches_some_way_reads(seed: int) -> None:
+    patterns, texts = Patterns(seed), random.Random(seed)
+    matches = 0
+    for _ in range(1500):
+        pattern = patterns.draw()
+        try:
+            regex = re.compile(pattern)
+            cells = cells_of(pattern)
+        except (re.error, ValueError, Explosive, TooComplex, Beyond):
+            continue
+        for _ in range(12):
+            text = "".join(texts.choice("aabbx1 A_\n!") for _ in range(texts.randint(1, 9)))
+            match = regex.search(text)
+            if match is None:
+                continue
+            matches += 1
+            # Where a match ends does not matter at the end of a pattern, so it may end elsewhere here.
+            assert ends_of_ways(cells, text, match.start()), (pattern, text, match.span())
+    assert matches > 3000
+
+
+def test_a_way_that_leaves_the_run_of_a_possessive_repeat_goes_on() -> None:
+    assert ends_of_ways(cells_of(r"x.++\na"), "xb\nab", 0) == {4}
+
+
+def test_the_text_of_a_group_comes_again_without_what_the_group_asked_for() -> None:
+    assert ends_of_ways(cells_of(r"(\ba)x\1b"), "axabb", 0) == {4}
+    assert ends_of_ways(cells_of(r"(a*+)b\1a"), "abaab", 0) >= {4}
+
+
+def test_the_last_newline_is_not_read_like_another() -> None:
+    with pytest.raises(Beyond):
+        cells_of(r"x$\n(?:ab)+c")
