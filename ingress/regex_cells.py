@@ -183,26 +183,25 @@ class Cells:
 
     # -- edges
 
-    def _conditions(self, guard: Guard) -> list[tuple[Mask, Mask]]:
-        """Return a guard's (before, after). What asks for the last newline is taken for the end of the text:
-        neither is among the places that are counted."""
-        if guard is None:
-            return [(self.anything, self.anything)]
-        alphabet = self.graph.alphabet
-        found = []
-        for before, after in guard:
-            if after & alphabet.last and not after & self.every & ~alphabet.newline:
-                after &= alphabet.edge | alphabet.last
-            found.append((before, after))
-        return found
+    def _conditions(self, guard: Guard) -> tuple[tuple[Mask, Mask], ...]:
+        return ((self.anything, self.anything),) if guard is None else guard
 
-    def _meets(self, target: int, after: Mask) -> bool:
-        """Say whether an edge can be gone. Raises Beyond where that reads the last newline."""
+    def _before_last(self, after: Mask) -> bool:
+        """Say whether a place is only before the last newline or at the end: they are not among the places
+        that are counted, and either is taken for the end."""
         alphabet = self.graph.alphabet
-        last_only = after & alphabet.last and not after & self.every
-        if last_only and target != NOWHERE and self.may[target] & alphabet.newline:
-            raise Beyond
-        return bool(after & ~alphabet.last)
+        return bool(after & alphabet.last and not after & self.every & ~alphabet.newline)
+
+    def _asked(self, after: Mask) -> Mask:
+        """Return what may come next where something is asked."""
+        return self.graph.alphabet.edge if self._before_last(after) else after
+
+    def _read(self, target: int, after: Mask) -> Mask:
+        """Return what may come next where a cell is come to. One that reads the last newline is taken for one
+        that reads any."""
+        if self._before_last(after):
+            return self.may[target] & self.graph.alphabet.newline
+        return after
 
     def _connect(self) -> None:
         graph = self.graph
@@ -215,8 +214,10 @@ class Cells:
             self._join(hub)
         for node, high in enumerate(graph.high):
             if high > 0 and node not in self._aside:
-                self.edges += self._edges(self._enter[node], graph.preds[node])
-        self.finals = [edge for edge in self._edges(NOWHERE, graph.final) if edge.sharp]
+                into = self._edges(self._enter[node], graph.preds[node])
+                self.edges += [edge._replace(after=self._read(edge.target, edge.after)) for edge in into]
+        finals = [edge for edge in self._edges(NOWHERE, graph.final) if edge.sharp]
+        self.finals = [edge._replace(after=self._asked(edge.after)) for edge in finals]
 
     def _join(self, hub: int) -> None:
         """Lay out a hub: ways that may go on with the same characters are joined in one cell."""
@@ -237,7 +238,7 @@ class Cells:
             if source not in self._aside
             for cell, onward in self._leave[source]
             for before, after in self._conditions(guard)
-            if self._meets(target, after & onward)
+            if after & onward
         ]
 
     def _order(self, hub: int, ordered: list[int], seen: set[int], depth: int) -> None:
@@ -307,8 +308,9 @@ class Cells:
                 self.cost[cell] += ways * besides
                 continue
             for before, after in self._conditions(guard):
-                if after & onward:
-                    self.trials.append(Trial(cell, ways, before, after & onward, test, besides))
+                asked = self._asked(after & onward)
+                if asked:
+                    self.trials.append(Trial(cell, ways, before, asked, test, besides))
 
     def _pay_look_behinds(self, own: list[float]) -> None:
         """Let those who try a look-behind pay for all of its body."""

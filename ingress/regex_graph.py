@@ -4,10 +4,12 @@ What a construct cannot be modelled as is bounded: more ways, never fewer, and a
 Must not know how much text there will be.
 """
 
+from re import _compiler  # type: ignore[attr-defined]
 from re import _constants as sre  # type: ignore[attr-defined]
 from typing import Any
 
-from .regex_checks import Check, derived, word_costs
+from .regex_checks import Check, check_of, derived, word_costs
+from .regex_classes import Mask
 from .regex_places import (
     ANYWHERE,
     ASKS_NOTHING,
@@ -17,24 +19,29 @@ from .regex_places import (
     Graph,
     TooComplex,
     doubted,
+    times_each,
     where,
 )
 from .regex_repeats import Repeats
-from .regex_settled import LAST, PAID, settled
-from .regex_tree import REPEATS, UNITS, Unit, both_of, combined, loses_captures
+from .regex_settled import AGAIN, LAST, PAID, settled
+from .regex_tree import REPEATS, UNITS, Guard, Unit, both_of, combined, loses_captures
 from .regex_units import (
     ALTERNATIVE_NS,
     ANCHOR_NS,
     BRANCH_NS,
-    EXIT_NS,
     LITERAL_TAIL_NS,
     LOOK_NS,
     MARK_NS,
+    MORE_NS,
+    PREFIX_NS,
     REFERENCE_NS,
+    REPEAT_NS,
+    ROUND_NS,
     SCAN_FOLDED_NS,
     SCAN_LITERAL_NS,
     SKIP_NS,
     START_NS,
+    UNTIL_NS,
 )
 
 
@@ -48,32 +55,49 @@ class Builder(Repeats):
                 "a capturing group that is repeated inside an atomic group or possessive repeat can make the "
                 "engine fail; write (?:...) there"
             )
-        graph = self.graph
-        self._begin(parsed, flags)
-        graph.final = self._sequence(settled(parsed, LAST).data, [(0, 1.0, None, PLAIN)], flags)
+        items = settled(parsed, LAST).data
+        read, start = self._begin(parsed, items, flags)
+        self.graph.final = self._sequence(items[read:], start, flags)
         self._inline_short_hubs()
-        return graph
+        return self.graph
 
-    def _begin(self, parsed: Any, flags: int) -> None:
-        """Spend what it costs to begin at a place: the engine first looks for what a match must begin
-        with."""
+    def _begin(self, parsed: Any, items: Any, flags: int) -> tuple[int, Front]:
+        """Begin at every place. The engine first looks for the characters or the class that a match must
+        begin with, and tries a match only where it finds them: returns how many items are read then, and
+        what follows them."""
         start: Front = [(0, 1.0, None, PLAIN)]
-        first = parsed
-        while len(first.data) and first.data[0][0] is sre.SUBPATTERN:
-            flags = combined(flags, first.data[0][1][1], first.data[0][1][2])
-            first = first.data[0][1][3]
-        op, av = first.data[0] if len(first.data) else (None, None)
-        if parsed.getwidth()[0] == 0 or flags & sre.SRE_FLAG_IGNORECASE:
+        every = self._alphabet.all
+        prefix = _compiler._get_literal_prefix(parsed, flags)[0] if parsed.getwidth()[0] else []
+        charset = _compiler._get_charset_prefix(parsed, flags) if parsed.getwidth()[0] else None
+        if len(prefix) > 1 and len(items) > 1 and items[0][0] is items[1][0] is sre.LITERAL:
+            return self._prefix(prefix, items, start, flags)
+        if not prefix and not charset:
             self._spend(start, START_NS)
-        elif op is sre.LITERAL:
-            hits = self._class((op, av), flags).high
-            self._ask(start, derived(self._alphabet.all, hits, START_NS, SKIP_NS))
-        elif op is sre.IN:
-            test = self._class((op, av), flags)
+            return 0, start
+        first = [(sre.LITERAL, prefix[0])] if prefix else charset
+        test = check_of(sre.IN, first, flags & ~sre.SRE_FLAG_IGNORECASE, self._alphabet)
+        if not prefix:
             self._ask(start, Check((test.low, test.high), test.pieces, SKIP_NS))
-            self._ask(start, derived(self._alphabet.all, test.high, START_NS, 0.0))
-        else:
-            self._spend(start, START_NS)
+        self._ask(start, derived(every, test.high, START_NS, SKIP_NS if prefix else 0.0))
+        return 0, where(start, ((self._alphabet.anything, test.high),), PLAIN)
+
+    def _prefix(self, prefix: list[int], items: Any, start: Front, flags: int) -> tuple[int, Front]:
+        """Read the literals that the engine looks for at once: it goes on from a part of them to the next
+        without trying a match."""
+        every = self._alphabet.all
+        count = 0
+        while count < min(len(prefix), len(items)) and items[count][0] is sre.LITERAL:
+            count += 1
+        classes = [self._class(item, flags) for item in items[:count]]
+        self._ask(start, derived(every, classes[0].high, PREFIX_NS, SKIP_NS))
+        node = self._new((classes[-1].low, classes[-1].high), start, 1, 1, 0.0)
+        graph = self.graph
+        graph.low_runs[node] = [one.low for one in classes]
+        graph.runs[node] = [one.high for one in classes]
+        graph.run_tests[node] = [Check((one.low, one.high), [(every, PREFIX_NS)], 0.0) for one in classes[1:]]
+        after: Front = [(node, 1.0, None, PLAIN)]
+        self._spend(after, START_NS)
+        return count, after
 
     def _inline_short_hubs(self) -> None:
         """Replace a loop's hub by what leads to it where that is little: guards then meet their classes."""
@@ -116,7 +140,7 @@ class Builder(Repeats):
             if not front:
                 return front
             self.graph.work += 1
-            self._tail = ()
+            self._tail = {}
             if op is sre.BRANCH:
                 front = self._branch(av[1], front, flags)
             elif op in REPEATS:
@@ -142,6 +166,8 @@ class Builder(Repeats):
                 front = self._reference(av, front, flags)
             elif op is sre.GROUPREF_EXISTS:
                 front = self._conditional(av, front, flags)
+            elif op is AGAIN:
+                front = self._again(av, front, flags)
             elif op is PAID:
                 self._spend(front, LOOK_NS)
             elif op is sre.FAILURE:
@@ -157,14 +183,15 @@ class Builder(Repeats):
             # The engine looks for a literal before it tries what follows a repeat of one class: that saves
             # the try wherever the next character is another.
             others = [edge for edge in front if edge[0] not in self._tail]
-            look = derived(self._alphabet.all, test.high, EXIT_NS + test.test, LITERAL_TAIL_NS)
             for edge in front:
-                if edge[0] in self._tail:
-                    self._spend([edge], -EXIT_NS)
+                left = self._tail.get(edge[0])
+                if left is not None:
+                    self._spend([edge], -left)
+                    look = derived(self._alphabet.all, test.high, left + test.test, LITERAL_TAIL_NS)
                     inside = self.graph.high[edge[0]] & test.high
                     self._ask([edge], look, -1.0 if inside else LITERAL_TAIL_NS)
         self._ask(others, test)
-        self._tail = ()
+        self._tail = {}
         if not test.high:
             return []
         return [(self._new((test.low, test.high), front, 1, 1, self._copies), 1.0, None, PLAIN)]
@@ -207,7 +234,7 @@ class Builder(Repeats):
         self._groups[group] = (body, flags)
         front = self._sequence(body.data, front, flags)
         self._spend(front, MARK_NS)
-        self._tail = ()
+        self._tail = {}
         return front
 
     def _branch(self, alternatives: Any, front: Front, flags: int) -> Front:
@@ -221,9 +248,9 @@ class Builder(Repeats):
                 self._ask(front, derived(self._alphabet.all, test.high, ALTERNATIVE_NS + test.scan, 0.0))
             else:
                 self._spend(front, ALTERNATIVE_NS)
-            self._tail = ()
+            self._tail = {}
             ends += self._sequence(body.data, front, flags)
-        self._tail = ()
+        self._tail = {}
         return self._merged(ends)
 
     def _ask_words(self, front: Front, flags: int) -> None:
@@ -257,7 +284,49 @@ class Builder(Repeats):
         floor, self._floor = self._floor, len(self.graph.high)
         self._sequence(body.data, inside, flags)
         self._floor = floor
-        return doubted(front)
+        # It cannot match beside a character that it neither begins nor ends with.
+        side = self._side(body, flags, 0 if direction > 0 else -1)
+        if side == self._alphabet.anything:
+            return doubted(front)
+        beside, others = self._guard_of(direction, side), self._guard_of(direction, self._other_than(side))
+        if negative:
+            return self._merged(where(front, others, EXACT) + where(front, beside))
+        return where(front, beside)
+
+    def _again(self, av: Any, front: Front, flags: int) -> Front:
+        """Go through a piece that reads nothing, and if it matches through it again for the other rounds."""
+        rounds, tries, body = av
+        self._spend(front, REPEAT_NS + ROUND_NS)
+        if body.getwidth()[1]:
+            # A look-ahead at the end, whose text is read in its place: all rounds are paid for at once.
+            end = times_each(self._sequence(body.data, times_each(front, rounds), flags), 1 / rounds)
+        else:
+            end = self._sequence(body.data, front, flags)
+            self._sequence(body.data, times_each(end, rounds - 1), flags)
+        self._spend(times_each(end, rounds), MORE_NS + UNTIL_NS)
+        return times_each(end, tries)
+
+    def _guard_of(self, direction: int, side: Mask) -> Guard:
+        anything = self._alphabet.anything
+        return ((anything, side),) if direction > 0 else ((side, anything),)
+
+    def _side(self, body: Any, flags: int, at: int) -> Mask:
+        """Return what a piece can read first (`at` 0) or last (-1), everything where that is not plain."""
+        if not body.data:
+            return self._alphabet.anything
+        op, av = body.data[at]
+        if op in UNITS:
+            return self._class(body.data[at], flags).high
+        if op is sre.SUBPATTERN and not av[1] and not av[2]:
+            return self._side(av[3], flags, at)
+        if op in REPEATS and av[0] > 0:
+            return self._side(av[2], flags, at)
+        if op is sre.BRANCH:
+            found = 0
+            for one in av[1]:
+                found |= self._side(one, flags, at)
+            return found
+        return self._alphabet.anything
 
     def _reference(self, group: int, front: Front, flags: int) -> Front:
         body, group_flags = self._groups.get(group, (None, 0))
@@ -267,10 +336,10 @@ class Builder(Repeats):
         folded = flags & sre.SRE_FLAG_IGNORECASE
         self._spend(front, REFERENCE_NS)
         outside, self._copies = self._copies, SCAN_FOLDED_NS if folded else SCAN_LITERAL_NS
-        self._tail = ()
+        self._tail = {}
         end = self._sequence(body.data, doubted(front), group_flags | folded)
         self._copies = outside
-        self._tail = ()
+        self._tail = {}
         return doubted(end)
 
     def _conditional(self, av: Any, front: Front, flags: int) -> Front:

@@ -109,8 +109,9 @@ class Places:
         self._alphabet = alphabet
         self._groups: dict[int, tuple[Any, int]] = {}
         self._classes: dict[Any, Check] = {}
-        self._tail: tuple[int, ...] = ()
-        """The positions of a repeat of one class, when what comes next follows it directly."""
+        self._tail: dict[int, float] = {}
+        """The positions of a repeat of one class, when what comes next follows it directly, with what leaving
+        it there was taken to cost."""
         self._marks = 0
         self._copies = 0.0
         """Not 0: what stands here is a group's text again, which costs so much for each character and asks
@@ -237,6 +238,11 @@ class Places:
 def doubted(front: Front, trust: int = 0) -> Front:
     """Say that the match may fail here, or keep no more than this trust."""
     return [(source, ways, guard, own & trust) for source, ways, guard, own in front]
+
+
+def times_each(front: Front, ways: float) -> Front:
+    """Return a front that is come to on so many times as many ways."""
+    return [(source, own * ways, guard, trust) for source, own, guard, trust in front]
 
 
 def where(front: Front, guard: Guard, trust: int = 0) -> Front:

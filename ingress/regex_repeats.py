@@ -24,6 +24,7 @@ from .regex_places import (
     doubted,
     where,
 )
+from .regex_settled import AGAIN, cannot_fail
 from .regex_tree import REPEATS, UNITS, Guard, Unit, size, unwrapped
 from .regex_units import (
     EXIT_NS,
@@ -65,7 +66,7 @@ class Repeats(Places):
             for group in groups:
                 self._groups[group] = (body, flags)
             self._marks += len(groups)
-            cost = REPEAT_NS + 2 * MARK_NS * len(groups)
+            cost = ROUND_NS + MORE_NS + UNTIL_NS + 2 * MARK_NS * len(groups)
             return self._class_repeat(op, least, UNLIMITED, inner, front, inner_flags, cost)
         if op is sre.POSSESSIVE_REPEAT:
             self.graph.notes.add("a possessive repeat of a group is taken for a plain one")
@@ -77,13 +78,13 @@ class Repeats(Places):
             self._spend(front, REPEAT_NS + ROUND_NS + self._mark_cost())
             front = self._sequence(body.data, front, flags)
             self._spend(front, UNTIL_NS)
-            self._tail = ()
+            self._tail = {}
             return front
         if least == 0 and most == 1:
             self._spend(front, REPEAT_NS + MORE_NS + UNTIL_NS + self._mark_cost())
             end = self._sequence(body.data, front, flags)
             self._spend(end, UNTIL_NS)
-            self._tail = ()
+            self._tail = {}
             return self._merged([*front, *end])
         if most <= MAX_ROUNDS and most * size(body) <= WRITTEN_OUT:
             return self._written_out(least, most, body, front, flags)
@@ -111,14 +112,13 @@ class Repeats(Places):
         # In a loop a count tells apart what a loop of the class would not.
         small = 24 if possessive else 12 if self._in_loop else 2 if least == most else 0
         if most <= small:
-            return self._class_written_out(possessive, least, most, unit, front, flags)
+            return self._class_written_out(op, least, most, unit, front, flags)
         if most != UNLIMITED and self._in_loop:
             self.graph.notes.add("a long counted repeat inside a repeat is taken for an unlimited one")
             most = UNLIMITED
             least = min(least, 2)
             trust = ASKS_NOTHING
-        lazy = op is sre.MIN_REPEAT
-        lazy = lazy and least != most
+        lazy = op is sre.MIN_REPEAT and least != most
         # A lazy repeat counts what must be there as any other does, and then looks at one character a time.
         besides = extra + (LAZY_NS + test.step if lazy else 0.0)
         cost = besides + (test.test - test.step if lazy else test.scan)
@@ -131,7 +131,9 @@ class Repeats(Places):
             front = [(first, 1.0, None, PLAIN)]
             least, most = 0, most - least if most != UNLIMITED else UNLIMITED
         left = 0.0
-        if not possessive or most != UNLIMITED:
+        if op is sre.MIN_REPEAT and not lazy:
+            left = EXIT_NS + REPEAT_ONE_NS
+        elif not possessive or most != UNLIMITED:
             left = KEPT_EXIT_NS if least == most else EXIT_NS
         node = self._repeated(of, front, least, most, (test, besides), cost, left)
         if first:
@@ -146,7 +148,7 @@ class Repeats(Places):
                 trust |= EXACT if low == high and not self._in_loop else 0
         end = [(node, 1.0, guard, trust)]
         if op is sre.MAX_REPEAT and not extra:
-            self._tail = (node, *[edge[0] for edge in front if self.graph.least[edge[0]] > 1])
+            self._tail = {node: left} | {edge[0]: EXIT_NS for edge in front if self.graph.least[edge[0]] > 1}
         if possessive:
             trust = ASKS_NOTHING
         return self._joined(doubted(front, trust), end) if least == 0 else end
@@ -170,8 +172,9 @@ class Repeats(Places):
         return node
 
     def _class_written_out(
-        self, possessive: bool, least: int, most: int, unit: Unit, front: Front, flags: int
+        self, op: Any, least: int, most: int, unit: Unit, front: Front, flags: int
     ) -> Front:
+        possessive, lazy = op is sre.POSSESSIVE_REPEAT, op is sre.MIN_REPEAT
         test = self._class(unit, flags)
         other = ((self._alphabet.anything, self._other_than(test.low)),)
         exact = EXACT if test.low == test.high else 0
@@ -186,7 +189,13 @@ class Repeats(Places):
                 self._spend(left, KEPT_EXIT_NS if possessive else EXIT_NS)
                 end += left
             front = self._unit(unit, front, flags)
-        self._spend(front, KEPT_EXIT_NS if possessive or least == most else EXIT_NS)
+        self._spend(front, KEPT_EXIT_NS if possessive or (least == most and not lazy) else EXIT_NS)
+        if lazy:
+            # It looks for one more when what follows has failed, even at the most.
+            self._spend(front, REPEAT_ONE_NS)
+        elif not possessive and front:
+            # Those that are left before came from further back: only the last is told apart.
+            self._tail = {front[0][0]: KEPT_EXIT_NS if least == most else EXIT_NS}
         return self._merged(end + front)
 
     def _written_out(self, least: int, most: int, body: Any, front: Front, flags: int) -> Front:
@@ -201,7 +210,7 @@ class Repeats(Places):
             if not front:
                 break
         self._spend(front, UNTIL_NS)
-        self._tail = ()
+        self._tail = {}
         return self._merged(end + front)
 
     def _loop(self, least: int, most: int, body: Any, front: Front, flags: int) -> Front:
@@ -226,7 +235,7 @@ class Repeats(Places):
         around = MORE_NS + UNTIL_NS + self._mark_cost()
         self._in_loop -= 1
         self._floor = floor
-        self._tail = ()
+        self._tail = {}
         if least > 1:
             # The count may not be reached yet: the match can still fail here.
             end = doubted(end)
@@ -243,7 +252,7 @@ class Repeats(Places):
         skipped = 1.0 + empty if least == 0 else factor * (1 + empty) if empty else 0.0
         if skipped:
             # Rounds that match nothing may still ask something: only leaving them all out asks nothing.
-            passed = front if least == 0 else doubted(front)
+            passed = front if least == 0 or cannot_fail(body) else doubted(front)
             after = [(source, ways * skipped, guard, trust) for source, ways, guard, trust in passed] + after
         return self._merged(after)
 
@@ -264,6 +273,8 @@ class Repeats(Places):
                     ways *= inner ** av[0] * (1 + inner)
             elif op is sre.SUBPATTERN:
                 ways *= self._empty_ways(av[3])
+            elif op is AGAIN:
+                ways *= av[1]
             elif op is sre.ATOMIC_GROUP:
                 ways *= self._empty_ways(av)
             elif op is sre.BRANCH:

@@ -7,6 +7,8 @@ has the method and the figures); `bench regex` shows the bounds made of them bes
 # To begin a search at a place: when the first look there fails, and when it does not.
 SKIP_NS = 1.5
 START_NS = 9.5
+# To read a character of what a match must begin with, before one is tried.
+PREFIX_NS = 2.0
 # To look at one character in a run: what is compared, then the steps of a class.
 SCAN_LITERAL_NS = 1.1
 SCAN_ANY_NS = 0.6

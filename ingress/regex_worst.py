@@ -2,7 +2,7 @@
 
 `regex_cost` bounds every place of a text by the worst that any text has there. But no text is at its worst
 everywhere: after a character that many searches can go on from comes one that few can. Here texts are
-followed from character to character (the C core, `core/worst.c`), which gives the mean over the worst text
+followed from character to character (in C, `core/`), which gives the mean over the worst text
 there is. It is asked only about patterns that would be refused otherwise.
 """
 
@@ -17,12 +17,13 @@ from .regex_poly import Cost
 
 ffi, lib = _worst.ffi, _worst.lib
 
-MAX_WORK = 250_000
-"""Steps of the C core for one pattern: about 150 of them take a microsecond."""
-STEPS_PER_US = 150
+MAX_WORK = 400_000
+"""Steps of the C core for one pattern: about 170 of them take a microsecond."""
+STEPS_PER_US = 170
 BEYOND_US = 2000
-SMALL_NS = 20000.0
-"""Where what a search does costs no more at most, its last search is not followed but paid for."""
+SMALL_NS, LARGE_NS = 20_000.0, 1_000_000.0
+"""Where all that one search does costs no more than the first at most, the last is not followed but paid for;
+up to the second, it is followed when that is too much."""
 CELL_US = 4
 """What it takes to lay out one cell, edge or trial, about."""
 _WHOLE = 1 << 16
@@ -36,14 +37,16 @@ class Worst(NamedTuple):
 
     cost: Cost
     text: list[Mask]
+    total: float
+    """Nanoseconds for a text of the length that was asked for."""
     work: int
 
 
-def worst_of(graph: Graph, enough: float, max_work: int = MAX_WORK) -> Worst | None:
+def worst_of(graph: Graph, enough: float, length: int, max_work: int = MAX_WORK) -> Worst | None:
     """Return what a search costs at most, when it is so much for each character; None when it is not known.
 
-    States of the texts are told apart the finer the longer the cost is more than `enough` (nanoseconds for
-    each character), and coarser where there are too many, until `max_work` is done.
+    States of the texts are told apart the finer the longer a search of `length` characters costs more than
+    `enough` (nanoseconds), and coarser where there are too many, until `max_work` is done.
     """
     try:
         cells = Cells(graph)
@@ -52,34 +55,47 @@ def worst_of(graph: Graph, enough: float, max_work: int = MAX_WORK) -> Worst | N
         graph.work += BEYOND_US
         return None
     graph.work += CELL_US * (len(cells.may) + len(cells.edges) + len(cells.trials))
-    pattern, _kept = _given(cells, kinds)
-    rest = cells.rest()
-    if rest is not None and max(rest) < SMALL_NS:
-        _kept.append(ffi.new("float[]", rest))
-        pattern.rest = _kept[-1]
+    pattern, kept = _given(cells, kinds)
     found = ffi.new("ofw_worst *")
     best: Worst | None = None
     work = 0
-    waiting = [(_WHOLE, 0)]
-    while waiting and work < max_work:
-        pattern.depth, pattern.digits = waiting.pop(0)
-        pattern.max_work = max_work - work
-        result = lib.ofw_find(pattern, found)
-        work += found.work
-        if result == lib.OFW_TOO_MUCH and best is None and pattern.depth == _WHOLE:
-            waiting = list(_COARSER)
-        elif result == lib.OFW_OK:
-            if best is None and pattern.depth == _WHOLE:
-                waiting = list(_FINER)
-            if best is None or found.each < best.cost.terms[1]:
-                text = [kinds.masks[found.text[i]] for i in range(found.length)]
-                best = Worst(Cost((found.first, found.each)), text, work)
-            if found.each <= enough:
+    for rest in _rests(cells):
+        pattern.rest = rest
+        kept.append(rest)
+        waiting = [(_WHOLE, 0)]
+        first = True
+        while waiting and work < max_work:
+            pattern.depth, pattern.digits = waiting.pop(0)
+            pattern.max_work = max_work - work
+            result = lib.ofw_find(pattern, found)
+            work += found.work
+            if result == lib.OFW_OK:
+                if first and pattern.depth == _WHOLE:
+                    waiting = list(_FINER)
+                total = found.first + found.each * length
+                if best is None or total < best.total:
+                    text = [kinds.masks[found.text[i]] for i in range(found.length)]
+                    best = Worst(Cost((found.first, found.each)), text, total, work)
+                if total <= enough or (rest != ffi.NULL and found.each * length <= enough):
+                    break
+            elif result != lib.OFW_TOO_MUCH:
                 break
-        elif result != lib.OFW_TOO_MUCH:
+            elif first and pattern.depth == _WHOLE:
+                waiting = list(_COARSER)
+            first = False
+        if best is None or best.total <= enough:
             break
     graph.work += work // STEPS_PER_US
     return best
+
+
+def _rests(cells: Cells) -> list[Any]:
+    """Return what the C core is given as `rest`, in the order in which it is tried."""
+    rest = cells.rest()
+    if rest is None or max(rest) > LARGE_NS:
+        return [ffi.NULL]
+    given = ffi.new("float[]", rest)
+    return [given] if max(rest) < SMALL_NS else [given, ffi.NULL]
 
 
 def _given(cells: Cells, kinds: Kinds) -> tuple[Any, list[Any]]:

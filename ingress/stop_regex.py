@@ -32,8 +32,6 @@ SHORTEST_TEXT = 256
 because nothing is there to be searched is not harmless."""
 LONGEST_LINEAR_TEXT = 32_000
 """A linear pattern is weighed for at most so many characters: beyond, it costs what any search does."""
-_ENOUGH = LIMIT_MS * 1e6 / LONGEST_LINEAR_TEXT - 1.0
-"""Nanoseconds that each character of the longest text may cost, a little less for its beginning."""
 MAX_ENUMERATED = 100_000
 """The engine's compiler walks through every character of a class's ranges: at most so many per pattern."""
 
@@ -143,7 +141,7 @@ def analyse(pattern: str) -> Admission:
         except (Explosive, TooComplex) as error:
             why = str(error)
         if _longest(cost) < UNBOUNDED:
-            better = _better(cost, worst_of(graph, _ENOUGH))
+            better = _better(cost, worst_of(graph, LIMIT_MS * 1e6, LONGEST_LINEAR_TEXT))
             if better is not cost:
                 cost, why = better, ""
     except (Explosive, TooComplex) as error:

@@ -6,7 +6,7 @@
 
 enum { OFW_OK = 0, OFW_NO_MEMORY = -1, OFW_BAD_INPUT = -2, OFW_TOO_MUCH = -3 };
 
-enum { OFW_MAX_CELLS = 512, OFW_MAX_KINDS = 48, OFW_MAX_STATES = 2048, OFW_TEXT = 256 };
+enum { OFW_MAX_CELLS = 512, OFW_MAX_KINDS = 48, OFW_MAX_STATES = 2048, OFW_TEXT = 512 };
 
 /* Cell 0 is the start of a search. All arrays are the caller's and are only read. */
 typedef struct {
@@ -56,7 +56,8 @@ typedef struct {
     /* A search costs at most `first` + `each` for each character, in ns. */
     double first, each;
     uint32_t states, work;
-    /* Kinds of the characters of a text that is about as bad as can be. */
+    /* Kinds of the characters of a text that is about as bad as can be; after OFW_TOO_MUCH, of one with which ways
+     * become too many, if that was it. */
     uint32_t length;
     uint8_t text[OFW_TEXT];
 } ofw_worst;

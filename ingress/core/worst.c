@@ -10,48 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api.h"
-
-#define WORDS (OFW_MAX_CELLS / 64)
-#define SLOTS 4096 /* of the hash table: a power of two, twice the states */
-#define NONE UINT16_MAX
-#define MAX_WAYS 128.0f
-#define ROUNDS 96
-
-typedef struct {
-    uint64_t used[WORDS]; /* cells that ways are at, as far as they tell states apart */
-    uint64_t many;        /* how many ways are at them, roughly: a hash, states that share it are taken together */
-    uint8_t alike;        /* what the kind that was read last is alike to */
-    uint8_t begins;       /* a search begins at this place */
-    uint8_t last;         /* such a kind */
-    uint8_t waiting;      /* to be gone on from, again */
-} key;
-
-typedef struct {
-    const ofw_pattern *p;
-    uint32_t work;
-    uint32_t count;
-    uint32_t first_edge[OFW_MAX_CELLS + 1], first_trial[OFW_MAX_CELLS + 1];
-    uint64_t telling[WORDS]; /* the cells that tell states apart */
-    float *ways;             /* [state][cell] */
-    uint64_t *certain;       /* [state][word] */
-    key *keys;
-    uint16_t *next;          /* [state][2 * kind + begins] */
-    float *cost;             /* [state][kind]: of being there, and of what is asked when the kind comes next */
-    double *value;           /* [3][state] */
-    double rest;  /* the most that what is under way can cost in all, where ways do not come round */
-    double end;   /* the most that the end of a text costs */
-    double asked; /* what reading a kind cost */
-    int over;     /* with that kind, a search that was begun earlier has matched */
-    uint16_t slots[SLOTS];
-    float step_ways[OFW_MAX_CELLS];
-    uint64_t step_certain[WORDS];
-    uint16_t queue[OFW_MAX_STATES];
-} finder;
-
-static int bit(const uint64_t *words, uint32_t index) { return (int)(words[index / 64] >> (index % 64) & 1); }
-
-static void set(uint64_t *words, uint32_t index) { words[index / 64] |= UINT64_C(1) << (index % 64); }
+#include "states.h"
 
 static int valid(const ofw_pattern *p)
 {
@@ -78,213 +37,6 @@ static int valid(const ofw_pattern *p)
     return 1;
 }
 
-/* Which cells tell states apart: those that can be come to in `depth` characters. */
-static void choose_telling(finder *f)
-{
-    const ofw_pattern *p = f->p;
-    uint16_t far[OFW_MAX_CELLS];
-    uint32_t head = 0, tail = 0;
-    memset(far, 0xff, sizeof far);
-    far[0] = 0;
-    f->queue[tail++] = 0;
-    while (head < tail) {
-        uint32_t cell = f->queue[head++];
-        if (p->may[cell])
-            set(f->telling, cell);
-        if (far[cell] >= p->depth)
-            continue;
-        for (uint32_t j = 0; j < p->joins; j++) {
-            uint32_t target = p->join_target[j];
-            if (p->join_source[j] == cell && far[target] == 0xffff) {
-                far[target] = far[cell];
-                f->queue[tail++] = (uint16_t)target;
-            }
-        }
-        for (uint32_t e = f->first_edge[cell]; e < f->first_edge[cell + 1]; e++) {
-            uint32_t target = p->edge_target[e];
-            if (far[target] == 0xffff) {
-                far[target] = (uint16_t)(far[cell] + 1);
-                f->queue[tail++] = (uint16_t)target;
-            }
-        }
-    }
-}
-
-static uint64_t mixed(uint64_t hash, uint64_t value)
-{
-    return ((hash ^ value) * UINT64_C(0xff51afd7ed558ccd)) ^ (hash >> 29);
-}
-
-static uint32_t hash_of(const key *k, uint32_t words)
-{
-    uint64_t h = (k->alike * UINT64_C(0x9e3779b97f4a7c15) + k->begins) ^ k->many;
-    for (uint32_t i = 0; i < words; i++)
-        h = (h ^ k->used[i]) * UINT64_C(0xff51afd7ed558ccd), h ^= h >> 32;
-    return (uint32_t)h & (SLOTS - 1);
-}
-
-/* Return the state of a key, made when it is new; NONE when there are too many. */
-static uint32_t state_of(finder *f, const key *wanted, int *is_new)
-{
-    uint32_t words = (f->p->cells + 63) / 64;
-    uint32_t slot = hash_of(wanted, words);
-    *is_new = 0;
-    while (f->slots[slot] != NONE) {
-        key *k = &f->keys[f->slots[slot]];
-        if (k->alike == wanted->alike && k->begins == wanted->begins && k->many == wanted->many &&
-            memcmp(k->used, wanted->used, words * sizeof *k->used) == 0)
-            return f->slots[slot];
-        slot = (slot + 1) & (SLOTS - 1);
-    }
-    if (f->count >= OFW_MAX_STATES)
-        return NONE;
-    f->slots[slot] = (uint16_t)f->count;
-    f->keys[f->count] = *wanted;
-    *is_new = 1;
-    return f->count++;
-}
-
-/* Of the cells at which a search has matched only one is come to, by one way: nothing is left again. */
-static int on_the_last_way(const ofw_pattern *p, uint32_t cell) { return p->ends[cell] && p->may[cell]; }
-
-/* Fill step_ways and step_certain with what reading a kind makes of a state. Returns -1 when ways have become
- * too many. */
-static int read_kind(finder *f, uint32_t state, uint32_t kind)
-{
-    const ofw_pattern *p = f->p;
-    const float *ways = f->ways + (size_t)state * p->cells;
-    const uint64_t *certain = f->certain + (size_t)state * WORDS;
-    uint32_t last = f->keys[state].last;
-    uint32_t words = (p->cells + 63) / 64;
-    double asked = 0.0, last_asked = 0.0;
-    f->over = 0;
-    memset(f->step_ways, 0, p->cells * sizeof *f->step_ways);
-    memset(f->step_certain, 0, words * sizeof *f->step_certain);
-    for (uint32_t cell = 0; cell < p->cells; cell++) {
-        if (ways[cell] == 0.0f)
-            continue;
-        int surely = bit(certain, cell);
-        double here = 0.0;
-        for (uint32_t t = f->first_trial[cell]; t < f->first_trial[cell + 1]; t++) {
-            if (p->trial_before[t] >> last & p->trial_after[t] >> kind & 1)
-                here += (double)(ways[cell] * p->trial_ways[t]) *
-                        (double)(p->trial_besides[t] + p->prices[p->trial_test[t] * p->kinds + kind]);
-        }
-        if (!on_the_last_way(p, cell))
-            asked += here;
-        else if (here > last_asked)
-            last_asked = here;
-        f->work += 2 + f->first_edge[cell + 1] - f->first_edge[cell];
-        for (uint32_t e = f->first_edge[cell]; e < f->first_edge[cell + 1]; e++) {
-            uint32_t target = p->edge_target[e];
-            if (!(p->may[target] >> kind & 1) || !(p->edge_after[e] >> kind & 1) || !(p->edge_before[e] >> last & 1))
-                continue;
-            int there = surely && p->edge_sharp[e] && (p->surely[target] >> kind & 1);
-            if (p->ends[target]) {
-                /* The one search that matches never comes back from here: it is here once at most. */
-                f->over |= there;
-                f->step_ways[target] = 1.0f;
-                continue;
-            }
-            if (there)
-                set(f->step_certain, target);
-            f->step_ways[target] += ways[cell] * p->edge_ways[e];
-            if (f->step_ways[target] > MAX_WAYS)
-                return -1;
-        }
-    }
-    for (uint32_t i = 0; i < p->finals; i++)
-        f->over |= bit(certain, p->final_source[i]) && (p->final_before[i] >> last & p->final_after[i] >> kind & 1);
-    f->asked = asked + last_asked;
-    return 0;
-}
-
-/* Join the ways that come to each hub. Returns -1 when they have become too many. */
-static int join(finder *f, uint32_t kind)
-{
-    const ofw_pattern *p = f->p;
-    for (uint32_t j = 0; j < p->joins; j++) {
-        uint32_t hub = p->join_target[j], source = p->join_source[j];
-        if (j == 0 || p->join_target[j - 1] != hub) {
-            f->step_ways[hub] = 0.0f;
-            f->step_certain[hub / 64] &= ~(UINT64_C(1) << (hub % 64));
-        }
-        if (f->step_ways[source] == 0.0f || !(p->join_before[j] >> kind & 1))
-            continue;
-        f->step_ways[hub] += f->step_ways[source] * p->join_ways[j];
-        if (f->step_ways[hub] > MAX_WAYS)
-            return -1;
-        if (p->join_sharp[j] && bit(f->step_certain, source))
-            set(f->step_certain, hub);
-    }
-    f->work += p->joins;
-    return 0;
-}
-
-/* Return a number that is the same for counts that are much the same: the exponent and some bits after it. */
-static uint64_t roughly(const ofw_pattern *p, float ways)
-{
-    uint32_t bits;
-    memcpy(&bits, &ways, sizeof bits);
-    return p->digits ? bits >> (24 - p->digits) : 0;
-}
-
-/* Take what was read into the state it belongs to. Returns the state, or NONE; `changed` when it grew. */
-static uint32_t take(finder *f, uint32_t kind, int begins, int *changed)
-{
-    const ofw_pattern *p = f->p;
-    uint32_t words = (p->cells + 63) / 64;
-    key wanted;
-    memset(&wanted, 0, sizeof wanted);
-    wanted.alike = p->alike[kind];
-    wanted.last = (uint8_t)kind;
-    wanted.begins = (uint8_t)begins;
-    f->step_ways[0] = begins ? 1.0f : 0.0f;
-    if (begins)
-        set(f->step_certain, 0);
-    else
-        f->step_certain[0] &= ~UINT64_C(1);
-    for (uint32_t cell = 1; begins && cell < p->cells; cell++) {
-        if (p->ends[cell])
-            f->step_ways[cell] = 0.0f; /* Another search begins: none before has matched. */
-    }
-    if (join(f, kind) < 0)
-        return NONE;
-    for (uint32_t cell = 0; cell < p->cells; cell++) {
-        if (f->step_ways[cell] != 0.0f && bit(f->telling, cell)) {
-            set(wanted.used, cell);
-            wanted.many = mixed(wanted.many, roughly(p, f->step_ways[cell]));
-        }
-    }
-    f->work += p->cells / 2;
-    int is_new;
-    uint32_t state = state_of(f, &wanted, &is_new);
-    if (state == NONE)
-        return NONE;
-    float *ways = f->ways + (size_t)state * p->cells;
-    uint64_t *certain = f->certain + (size_t)state * WORDS;
-    if (is_new) {
-        memcpy(ways, f->step_ways, p->cells * sizeof *ways);
-        memcpy(certain, f->step_certain, words * sizeof *certain);
-        *changed = 1;
-        return state;
-    }
-    for (uint32_t cell = 0; cell < p->cells; cell++) {
-        if (f->step_ways[cell] > ways[cell]) {
-            ways[cell] = f->step_ways[cell];
-            *changed = 1;
-        }
-    }
-    for (uint32_t i = 0; i < words; i++) {
-        uint64_t both = certain[i] & f->step_certain[i];
-        if (both != certain[i]) {
-            certain[i] = both;
-            *changed = 1;
-        }
-    }
-    return state;
-}
-
 /* What a trial's test costs at most. */
 static float dearest_price(const ofw_pattern *p, uint32_t trial)
 {
@@ -301,7 +53,8 @@ static double cost_of(const finder *f, uint32_t state)
     const ofw_pattern *p = f->p;
     const float *ways = f->ways + (size_t)state * p->cells;
     double cost = 0.0, last = 0.0;
-    for (uint32_t cell = 0; cell < p->cells; cell++) {
+    EACH(cell, f->active + (size_t)state * WORDS)
+    {
         double here = (double)ways[cell] * (double)p->cost[cell];
         if (!on_the_last_way(p, cell))
             cost += here;
@@ -318,11 +71,13 @@ static double cost_of_the_end(finder *f, uint32_t state)
     const float *ways = f->ways + (size_t)state * p->cells;
     uint32_t last = f->keys[state].last;
     double cost = cost_of(f, state);
-    for (uint32_t t = 0; t < p->trials; t++) {
-        if (p->trial_before[t] >> last & p->trial_after[t] >> p->kinds & 1)
-            cost += (double)(ways[p->trial_cell[t]] * p->trial_ways[t]) * (double)(p->trial_besides[t] + dearest_price(p, t));
+    EACH(cell, f->active + (size_t)state * WORDS)
+    {
+        for (uint32_t t = f->first_trial[cell]; t < f->first_trial[cell + 1]; t++) {
+            if (p->trial_before[t] >> last & p->trial_after[t] >> p->kinds & 1)
+                cost += (double)(ways[cell] * p->trial_ways[t]) * (double)(p->trial_besides[t] + dearest_price(p, t));
+        }
     }
-    f->work += p->trials / 2;
     return cost;
 }
 
@@ -331,13 +86,34 @@ static void add_rest(finder *f, uint32_t state)
 {
     const float *ways = f->ways + (size_t)state * f->p->cells;
     double rest = 0.0;
-    for (uint32_t cell = 0; f->p->rest && cell < f->p->cells; cell++)
+    if (!f->p->rest)
+        return;
+    EACH(cell, f->active + (size_t)state * WORDS)
+    {
         rest += (double)ways[cell] * (double)f->p->rest[cell];
+    }
     f->rest = rest > f->rest ? rest : f->rest;
 }
 
+/* Keep the text with which ways become too many: it ends with a kind read in a state. */
+static void tell_how(const finder *f, uint32_t state, uint32_t kind, ofw_worst *worst)
+{
+    uint8_t *text = worst->text;
+    uint32_t length = 0;
+    for (; length < sizeof worst->text && state != NONE; state = f->keys[state].from) {
+        text[length++] = (uint8_t)kind;
+        kind = f->keys[state].last;
+    }
+    for (uint32_t i = 0; i < length / 2; i++) {
+        uint8_t other = text[i];
+        text[i] = text[length - 1 - i];
+        text[length - 1 - i] = other;
+    }
+    worst->length = length;
+}
+
 /* Follow every text until no state grows any more. Returns OFW_OK or OFW_TOO_MUCH. */
-static int explore(finder *f)
+static int explore(finder *f, ofw_worst *worst)
 {
     const ofw_pattern *p = f->p;
     uint32_t head = 0, waiting = 0;
@@ -348,6 +124,7 @@ static int explore(finder *f)
         return OFW_TOO_MUCH;
     f->queue[waiting++] = (uint16_t)state;
     f->keys[state].waiting = 1;
+    f->keys[state].from = NONE;
     while (waiting) {
         state = f->queue[head];
         head = (head + 1) % OFW_MAX_STATES;
@@ -358,7 +135,11 @@ static int explore(finder *f)
         add_rest(f, state);
         for (uint32_t kind = 0; kind < p->kinds; kind++) {
             uint16_t *next = f->next + ((size_t)state * p->kinds + kind) * 2;
-            if (read_kind(f, state, kind) < 0 || f->work > p->max_work)
+            if (read_kind(f, state, kind) < 0) {
+                tell_how(f, state, kind, worst);
+                return OFW_TOO_MUCH;
+            }
+            if (f->work > p->max_work)
                 return OFW_TOO_MUCH;
             f->cost[(size_t)state * p->kinds + kind] = (float)(own + f->asked);
             for (int begins = 0; begins < 2; begins++) {
@@ -366,9 +147,15 @@ static int explore(finder *f)
                 if (begins ? !f->keys[state].begins || f->over || p->matches_nothing : p->rest != NULL)
                     continue;
                 changed = 0;
+                uint32_t known = f->count;
                 uint32_t to = take(f, kind, begins, &changed);
-                if (to == NONE)
+                if (to == NONE) {
+                    if (known < OFW_MAX_STATES)
+                        tell_how(f, state, kind, worst);
                     return OFW_TOO_MUCH;
+                }
+                if (to == known)
+                    f->keys[to].from = (uint16_t)state;
                 next[begins] = (uint16_t)to;
                 if (changed && !f->keys[to].waiting) {
                     f->keys[to].waiting = 1;
@@ -444,12 +231,13 @@ static int allocate(finder *f)
     const ofw_pattern *p = f->p;
     size_t states = OFW_MAX_STATES;
     f->ways = malloc(states * p->cells * sizeof *f->ways);
+    f->active = malloc(states * WORDS * sizeof *f->active);
     f->certain = malloc(states * WORDS * sizeof *f->certain);
     f->keys = malloc(states * sizeof *f->keys);
     f->next = malloc(states * p->kinds * 2 * sizeof *f->next);
     f->value = malloc(states * 3 * sizeof *f->value);
     f->cost = calloc(states * p->kinds, sizeof *f->cost);
-    if (!f->cost || !f->ways || !f->certain || !f->keys || !f->next || !f->value)
+    if (!f->cost || !f->active || !f->ways || !f->certain || !f->keys || !f->next || !f->value)
         return OFW_NO_MEMORY;
     memset(f->next, 0xff, states * p->kinds * 2 * sizeof *f->next);
     memset(f->slots, 0xff, sizeof f->slots);
@@ -464,6 +252,7 @@ int ofw_find(const ofw_pattern *pattern, ofw_worst *worst)
     if (!f)
         return OFW_NO_MEMORY;
     f->p = pattern;
+    worst->length = 0;
     for (uint32_t cell = 0, e = 0; cell <= pattern->cells; cell++) {
         while (e < pattern->edges && pattern->edge_source[e] < cell)
             e++;
@@ -474,16 +263,21 @@ int ofw_find(const ofw_pattern *pattern, ofw_worst *worst)
             t++;
         f->first_trial[cell] = t;
     }
+    for (uint32_t cell = 1; cell < pattern->cells; cell++) {
+        if (pattern->ends[cell])
+            set(f->ending, cell);
+    }
     int result = allocate(f);
     if (result == OFW_OK) {
         choose_telling(f);
-        result = explore(f);
+        result = explore(f, worst);
     }
     worst->states = f->count;
     worst->work = f->work;
     if (result == OFW_OK)
         find_mean(f, worst);
     free(f->ways);
+    free(f->active);
     free(f->certain);
     free(f->keys);
     free(f->next);

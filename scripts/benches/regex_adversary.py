@@ -13,10 +13,12 @@ from outfeed.ingress.regex_cells import Beyond, Cells, Edge, Kinds
 from outfeed.ingress.regex_classes import KINDS, Alphabet, Mask
 from outfeed.ingress.regex_graph import Builder
 from outfeed.ingress.regex_places import Explosive, Graph, TooComplex
-from outfeed.ingress.regex_worst import worst_of
+from outfeed.ingress.regex_worst import MAX_WORK, _given, ffi, lib, worst_of
 from outfeed.ingress.stop_regex import codes_of
 
-STEPS, WIDTH, LOOPS, MANY = 40, 4, 4, 1e6
+STEPS, WIDTH, LOOPS, PERIODS, MANY = 40, 4, 4, 6, 1e6
+FAILING = "\x00"
+RUNS = (12, 99)
 DEAREST = "½_!。"
 """Characters that take the engine the most looks to classify."""
 
@@ -46,33 +48,50 @@ class Adversary:
         """(text, end): the text goes round its end until it is long enough."""
         self._bodies: list[tuple[str, str]] = []
         """(head, body), the body again and again."""
+        self._piles: list[tuple[str, str]] = []
+        """The same, such that ways pile up in them."""
         if graph is None:
             return
-        alphabet = graph.alphabet
-        found = worst_of(graph, 0.0)
+        chars = _Chars(graph.alphabet)
+        found = worst_of(graph, 0.0, 32_000)
         if found is not None and found.text:
             for dearest in (True, False):
-                self._rounds.append(("".join(_char(kind, alphabet, dearest) for kind in found.text), ""))
+                self._rounds.append((chars.text(found.text, dearest), ""))
         try:
             walker = _Walker(graph)
         except Beyond:
             return
+        for piling in walker.piling():
+            text = chars.text(piling, dearest=False)
+            # Which part of it comes round is not told.
+            self._piles += [(text, text[-period:]) for period in range(1, min(len(text), PERIODS) + 1)]
         for walk in walker.walks():
-            self._rounds.append(("".join(_char(kind, alphabet, True) for kind in walk), ""))
-            text = "".join(_char(kind, alphabet, False) for kind in walk)
+            self._rounds.append((chars.text(walk, dearest=True), ""))
+            text = chars.text(walk, dearest=False)
             self._rounds += [(text, end) for end in ("\x00", "é", "\n!")]
         for way, kind in walker.ways_into_loops():
-            head, char = "".join(_char(one, alphabet, False) for one in way), _char(kind, alphabet, True)
+            head, char = chars.text(way, dearest=False), chars.text([kind], dearest=True)
             self._bodies += [("", head), ("", head + 40 * char), (head, char)]
 
-    def texts(self, length: int) -> Iterator[str]:
-        """Return texts of `length` characters, those that the admission found first."""
+    def texts(self, length: int, words: list[str]) -> Iterator[str]:
+        """Return texts of `length` characters, those that the admission found first. Where ways pile up they
+        end with one of `words` as well, texts that match, so that the last of it matches or does not."""
         for text, end in self._rounds:
             if text:
                 yield _long(text, length)[: length - len(end)] + end
         for head, body in self._bodies:
             if body:
                 yield (head + body * (length // len(body) + 1))[:length]
+        for head, body in self._piles:
+            full = (head + body * (length // len(body) + 1))[:length]
+            for ending in ("", FAILING, *words):
+                yield full[: max(0, length - len(ending))] + ending
+        # What would match in the end comes to nothing, again and again.
+        for head, body in {*self._bodies, *self._piles}:
+            for run in RUNS:
+                for breaker in ("\n", FAILING):
+                    unit = (head + body * run)[:run] + breaker
+                    yield (unit * (length // run + 1))[:length]
 
 
 class _Walker:
@@ -125,6 +144,15 @@ class _Walker:
             if joined:
                 after[hub] = (min(MANY, sum(ways for ways, _ in joined)), any(known for _, known in joined))
         return cost, after
+
+    def piling(self) -> Iterator[list[Mask]]:
+        """Return the texts with which ways become too many for the admission, if they do."""
+        pattern, _kept = _given(self.cells, Kinds(self.cells))
+        found = ffi.new("ofw_worst *")
+        pattern.max_work = 16 * MAX_WORK
+        for pattern.depth, pattern.digits in ((1 << 16, 0), (1 << 16, 2), (6, 1), (3, 1), (1, 0)):
+            if lib.ofw_find(pattern, found) == lib.OFW_TOO_MUCH and found.length:
+                yield [self.kinds[found.text[i]] for i in range(found.length)]
 
     def walks(self) -> Iterator[list[Mask]]:
         """Keep the few texts that cost the most: for all searches, then for the first one only."""
@@ -182,18 +210,32 @@ def _long(text: str, length: int) -> str:
     return (text + tail[len(tail) - period :] * (length // period + 1))[:length]
 
 
-def _char(kind: Mask, alphabet: Alphabet, dearest: bool) -> str:
-    """Return a character of a kind."""
-    if dearest:
-        for char in DEAREST:
-            if alphabet.atom(ord(char)) & kind:
-                return char
-    ascii_bits = [code for code in range(127) if kind >> code & 1]
-    if ascii_bits:
-        return chr(next((code for code in ascii_bits if code > 32), ascii_bits[-1]))
-    for start, end, bit in alphabet.intervals():
-        if kind >> bit & (1 << KINDS) - 1:
-            for code in range(start, min(end, start + 20_000)):
-                if not 0xD800 <= code < 0xE000 and kind & alphabet.atom(code):
-                    return chr(code)
-    return "?"
+class _Chars:
+    """Chooses characters of kinds."""
+
+    def __init__(self, alphabet: Alphabet) -> None:
+        self._alphabet = alphabet
+        self._known: dict[tuple[Mask, bool], str] = {}
+
+    def text(self, kinds: list[Mask], dearest: bool) -> str:
+        """Return a text of kinds, `dearest` of characters that take the most looks to classify."""
+        for kind in kinds:
+            if (kind, dearest) not in self._known:
+                self._known[kind, dearest] = self._chosen(kind, dearest)
+        return "".join(self._known[kind, dearest] for kind in kinds)
+
+    def _chosen(self, kind: Mask, dearest: bool) -> str:
+        alphabet = self._alphabet
+        if dearest:
+            for char in DEAREST:
+                if alphabet.atom(ord(char)) & kind:
+                    return char
+        ascii_bits = [code for code in range(127) if kind >> code & 1]
+        if ascii_bits:
+            return chr(next((code for code in ascii_bits if code > 32), ascii_bits[-1]))
+        for start, end, bit in alphabet.intervals():
+            if kind >> bit & (1 << KINDS) - 1:
+                for code in range(start, min(end, start + 20_000)):
+                    if not 0xD800 <= code < 0xE000 and kind & alphabet.atom(code):
+                        return chr(code)
+        return "?"

@@ -127,7 +127,85 @@ def _atom(rng: random.Random, depth: int) -> str:
     return f"({inner})?" + rng.choice(["", "x"]) + "(?(1)" + _random(rng, 0) + "|" + _random(rng, 0) + ")"
 
 
+# -- patterns in which something is hidden
+
+MANY = ["?", "*", "+", "{2}", "{1,3}", "{2,}", "*?", "+?", "??", "{2,}?", "++", "*+", "?+", "{1,3}+"]
+SMALL = [
+    *("a", "b", "ab", "x", "[ab]", "[^a]", ".", r"\w", r"\s", r"\d", r"\b", r"\B", "^", "$", r"\Z", "(?<=a)"),
+    *("(?<!b)", "(?=a)", "(?!b)", " ", "1", r"\W", r"\S", r"\n", "(?s:.)", "(?m:^)", "(?m:$)"),
+]
+LOOK_BEHINDS = ["(?<=ab)", "(?<!a.)", r"(?<=\w\b)", "(?<=(?=a)b)", r"(?<!a\Bb)"]
+BOMBS = [
+    *(r"(?:|a?|b?){7}c", r"(?:\b|\B|){7}c", "(?:a?){20}b", r"(?:\w+)+!", "(?:a|a)*!", "(?:(?:x|xx)+y)?"),
+    *(r"\w*\w*c", "(?:.*.*)?!", "(?:|a?|b?){7}"),
+]
+
+
+class Patterns:
+    """Draws patterns of every construct, with groups that are asked for again anywhere after them."""
+
+    def __init__(self, rng: random.Random, bombs: float = 0.0) -> None:
+        """`bombs`: how many of the rows in a pattern are something that explodes."""
+        self.rng = rng
+        self._bombs = bombs
+        self._groups = 0
+        self._closed: list[int] = []
+
+    def draw(self) -> str:
+        """Return a pattern; the engine refuses some."""
+        self._groups, self._closed = 0, []
+        return self._row(3)
+
+    def _row(self, depth: int) -> str:
+        rng = self.rng
+        if rng.random() < self._bombs:
+            opening, quantifiers = rng.choice(
+                [("(?:", ["", "?", "??", "?+", "{2}"]), ("(?>", ["", "?"]), ("(?=", [""]), ("(?!", [""])]
+            )
+            return f"{opening}{rng.choice(BOMBS)}){rng.choice(quantifiers)}"
+        parts = []
+        for _ in range(rng.randint(1, 3)):
+            part = self._piece(depth)
+            if rng.random() < 0.4 and part[-1] not in "^$" and part not in (r"\b", r"\B", r"\Z"):
+                part += rng.choice(MANY)
+            parts.append(part)
+        return "".join(parts)
+
+    def _piece(self, depth: int) -> str:
+        rng, kind = self.rng, self.rng.random()
+        if depth <= 0 or kind < 0.45:
+            return rng.choice(SMALL)
+        if kind < 0.6:
+            return "(?:" + "|".join(self._row(depth - 1) for _ in range(rng.randint(1, 3))) + ")"
+        if kind < 0.75:
+            self._groups += 1
+            number = self._groups
+            inner = "|".join(self._row(depth - 1) for _ in range(rng.randint(1, 2)))
+            self._closed.append(number)
+            return f"({inner})"
+        if kind < 0.82:
+            return rng.choice(["(?=", "(?!", "(?>", "(?>"]) + self._row(depth - 1) + ")"
+        if kind < 0.86:
+            return rng.choice(LOOK_BEHINDS)
+        if kind < 0.94 and self._closed:
+            return f"\\{rng.choice(self._closed)}"
+        if self._closed:
+            return f"(?({rng.choice(self._closed)}){self._row(0)}|{self._row(0)})"
+        return f"(?i:{self._row(depth - 1)})"
+
+
 # -- texts
+
+
+def words(pattern: str, rng: random.Random, count: int) -> list[str]:
+    """Draw texts that a pattern, or a look-around in it, probably matches."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parsed = _parser.parse(pattern)
+    flags = parsed.state.flags
+    drawn = [_word(parsed, rng, flags, loops) for loops in (1, 2, 1, 3)[:count]]
+    drawn += [_word(av[1], rng, flags, 1) for op, av in parsed if op in (sre.ASSERT, sre.ASSERT_NOT)][:2]
+    return list(dict.fromkeys(word[:40] for word in drawn if word))
 
 
 def texts(pattern: str, length: int, rng: random.Random, limit: int = 16) -> list[str]:
@@ -220,7 +298,7 @@ def _word(
         elif op is sre.GROUPREF_EXISTS:
             branch = av[1] if av[0] in groups else av[2]
             out.append("" if branch is None else _word(branch, rng, flags, loops, groups))
-        elif op is sre.ASSERT and av[0] > 0 and rng.random() < 0.5:
+        elif op is sre.ASSERT and (rng.random() < 0.5 if av[0] > 0 else not out):
             out.append(_word(av[1], rng, flags, loops, groups))
     return "".join(out)[:400]
 
@@ -247,4 +325,5 @@ def _loops(items: Any, rng: random.Random, flags: int, head: str = "") -> Iterat
             inner = [one for one in av[1:] if one is not None]
         for one in inner:
             yield from _loops(one, rng, flags, head)
-        head = (head + _word([(op, av)], rng, flags, 1))[-200:]
+        if op is not sre.ASSERT or av[0] > 0 or not head:
+            head = (head + _word([(op, av)], rng, flags, 1))[-200:]

@@ -8,17 +8,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outfeed.ingress.regex_settled import LAST, PAID, settled
+from outfeed.ingress.regex_settled import AGAIN, LAST, PAID, settled
 from outfeed.ingress.regex_tree import inner_pieces
 
 
 def left_of(pattern: str) -> Any:
-    """Parse a pattern, settle it, and take out what the engine's compiler does not know."""
+    """Parse a pattern, settle it, and say what is our own in words that the engine's compiler knows."""
     body = settled(_parser.parse(pattern), LAST)
     waiting = [body]
     while waiting:
         piece = waiting.pop()
-        piece.data = [item for item in piece.data if item[0] is not PAID]
+        plain = [
+            (sre.MAX_REPEAT, (1, 1, item[1][2])) if item[0] is AGAIN else item
+            for item in piece.data
+            if item[0] is not PAID
+        ]
+        piece.data = plain
         for op, av in piece.data:
             waiting += inner_pieces(op, av)
     return body
@@ -30,7 +35,8 @@ def left_of(pattern: str) -> Any:
         ("ab*?", "ab{0}"), ("ab+?", "ab{1}?"), ("a(?:b|c)??", "a(?:b|c){0}?"), ("a(?=b+)", "ab+"),
         ("a(?>b*?)", "ab{0}"), ("(?>a*?)b", "a{0}b"), ("a(?!b*?c*?)", "a(?!b{0}c{0})"),
         ("a(?:b{2,}?c??)", "a(?:b{2}?c{0}?)"), (r"(?=(a(?=b)))\1c", r"(?=(a(?=b)))\1c"),
-        ("a*?b", "a*?b"), ("(?=a)b", "(?=a)b"), ("(?>a+)b", "(?>a+)b"), ("(?<=a(?=b))", "(?<=a(?=b))"),
+        ("a*?b", "a*?b"), ("(?=a)b", "(?=a)b"), ("(?>a+)b", "a++b"), ("(?>a+b?c)d", "(?>a+b?c)d"),
+        ("(?>a+b?)c", "a++b?+c"), ("(?:ab+|c)++d", "(?:ab++|c)++d"), ("(?<=a(?=b))", "(?<=a(?=b))"),
     ],
 )  # fmt: skip
 def test_what_is_left(pattern: str, plain: str) -> None:

@@ -18,6 +18,7 @@ from outfeed.ingress.regex_places import Explosive, Graph, TooComplex
 from outfeed.ingress.regex_worst import Worst, worst_of
 from outfeed.ingress.stop_regex import analyse, codes_of
 
+LENGTH = 32_000
 # Every place of a text is bounded by too much for these; the worst text is not that bad.
 TIGHT = [
     r"(?:\d{1,3}\.){3}\d{1,3}", r"(?<=\n)\s{0,8}}", r"(?:[é-ü]+\S)", r"(?i)[^\w]{5}", r"cc.\S{0,2}1\w{1,3}",
@@ -133,7 +134,7 @@ def found_for(pattern: str) -> tuple[Worst, Walk] | None:
         walk = Walk(Cells(graph))
     except (re.error, ValueError, Explosive, TooComplex, Beyond):
         return None
-    worst = worst_of(graph, 0.0)
+    worst = worst_of(graph, 0.0, LENGTH)
     return None if worst is None else (worst, walk)
 
 
@@ -159,7 +160,7 @@ def test_no_text_costs_more_than_the_worst(pattern: str, rng: random.Random) -> 
 @pytest.mark.parametrize("pattern", TIGHT)
 def test_the_text_that_is_found_costs_about_what_is_found(pattern: str) -> None:
     graph = graph_of(pattern)
-    worst = worst_of(graph, 0.0)
+    worst = worst_of(graph, 0.0, LENGTH)
     assert worst is not None
     walk = Walk(Cells(graph))
     text = [walk.kinds.masks.index(mask) for mask in worst.text]
@@ -189,12 +190,12 @@ def test_the_worst_text_is_looked_for_where_each_place_alone_says_too_much() -> 
 
 @pytest.mark.parametrize("pattern", GROWING)
 def test_what_grows_with_the_text_has_no_mean(pattern: str) -> None:
-    assert worst_of(graph_of(pattern), 0.0) is None
+    assert worst_of(graph_of(pattern), 0.0, LENGTH) is None
 
 
 def test_finer_states_are_told_apart_only_where_it_matters() -> None:
     graph = graph_of(r"(?:\d{1,3}\.){3}\d{1,3}")
-    easy, hard = worst_of(graph, 1e9), worst_of(graph, 0.0)
+    easy, hard = worst_of(graph, 1e12, LENGTH), worst_of(graph, 0.0, LENGTH)
     assert easy is not None
     assert hard is not None
     assert hard.cost.terms[1] < easy.cost.terms[1]
@@ -203,9 +204,9 @@ def test_finer_states_are_told_apart_only_where_it_matters() -> None:
 
 def test_the_work_has_a_limit() -> None:
     graph = graph_of(r"x[^\n]{0,200}y[^\n]{0,200}z")
-    assert worst_of(graph, 0.0) is None
+    assert worst_of(graph, 0.0, LENGTH) is None
     taken = graph.work
-    worst_of(graph, 0.0, max_work=1000)
+    worst_of(graph, 0.0, LENGTH, max_work=1000)
     assert graph.work - taken < taken
 
 

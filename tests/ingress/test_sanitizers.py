@@ -17,7 +17,7 @@ def test_random_patterns_are_followed_or_refused(tmp_path: Path, seed: str) -> N
     program = tmp_path / "fuzz"
     if subprocess.run([*GCC, empty, "-o", program], check=False, capture_output=True).returncode:
         pytest.skip("left out: gcc has no sanitizer runtime")
-    sources = [ROOT / "tests" / "ingress" / "c" / "fuzz.c", CORE / "worst.c"]
+    sources = [ROOT / "tests" / "ingress" / "c" / "fuzz.c", CORE / "worst.c", CORE / "states.c"]
     subprocess.run([*GCC, "-Wall", "-Wextra", "-Werror", "-I", CORE, *sources, "-o", program], check=True)
     done = subprocess.run([program, seed, "2000"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
