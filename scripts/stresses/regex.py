@@ -1,0 +1,114 @@
+"""Hunts for stop patterns that are admitted and hurt: what explodes is hidden anywhere in random patterns of
+every construct, and whatever is admitted for a short output is searched in short texts.
+
+A search that takes far longer than its bound, that does not come back, or that makes the engine fail is a
+fault. Times are the least of some repeats, and what is far longer is generous: a machine that is busy with
+something else finds nothing.
+"""
+
+import argparse
+import multiprocessing
+import random
+import re
+import time
+import warnings
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benches.regex_family import Patterns, texts
+from outfeed.ingress.stop_regex import analyse
+
+OUTPUT = 400
+"""Characters that a pattern must be admitted for."""
+TEXT = 60
+FAR_LONGER, SLACK_NS, REPEATS = 2.5, 20_000, 8
+HUNG_S = 20.0
+CHARACTERS = "aabbx1 A_\n!"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say how many of the rows explode."""
+    parser.add_argument("--bombs", type=float, default=0.06, help="share of rows that explode (default 0.06)")
+
+
+def _texts(pattern: str, rng: random.Random) -> list[str]:
+    found = texts(pattern, TEXT, rng, 14)
+    for _ in range(14):
+        head, word = ("".join(rng.choice(CHARACTERS) for _ in range(rng.randint(n, 4))) for n in (0, 1))
+        found.append(head + (word * TEXT)[:TEXT] + rng.choice(["", "!", "\n"]))
+    return found
+
+
+def _took(regex: "re.Pattern[str]", text: str) -> int:
+    start = time.thread_time_ns()
+    regex.search(text)
+    return time.thread_time_ns() - start
+
+
+def _search(pattern: str, rng: random.Random) -> dict[str, Any] | None:
+    """Search one pattern if it is admitted. Returns what was found; None when it is not admitted."""
+    try:
+        known = analyse(pattern)
+    except ValueError:
+        return None
+    if known.cost is None or known.refusal(OUTPUT) is not None:
+        return None
+    regex = re.compile(pattern)
+    for text in _texts(pattern, rng):
+        limit = known.cost.milliseconds(len(text)) * 1e6 * FAR_LONGER + SLACK_NS
+        try:
+            took = _took(regex, text)
+            if took > limit:
+                took = min(took, *(_took(regex, text) for _ in range(REPEATS)))
+        except SystemError as error:
+            return {"fault": f"the engine fails: {error}", "pattern": pattern, "text": text}
+        if took > limit:
+            return {
+                "fault": f"{took} ns, {FAR_LONGER} x the bound is {limit:.0f}",
+                "pattern": pattern,
+                "text": text,
+            }
+    return {}
+
+
+def _hunt(pipe: Connection, seed: int, bombs: float) -> None:
+    """Search pattern after pattern, each told before and after."""
+    warnings.simplefilter("ignore")
+    patterns = Patterns(random.Random(seed), bombs)
+    while True:
+        pattern = patterns.draw()
+        pipe.send(pattern)
+        pipe.send(_search(pattern, patterns.rng))
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Hunt for as long as asked; see the module."""
+    drawn = admitted = children = 0
+    faults: list[dict[str, Any]] = []
+    end = time.monotonic() + args.seconds
+    while time.monotonic() < end:
+        ours, theirs = multiprocessing.Pipe()
+        child = multiprocessing.Process(
+            target=_hunt, args=(theirs, args.seed + 1000 * children, args.bombs), daemon=True
+        )
+        child.start()
+        children += 1
+        while time.monotonic() < end:
+            pattern = ours.recv()
+            drawn += 1
+            if not ours.poll(HUNG_S):
+                faults.append({"fault": f"not back within {HUNG_S} s", "pattern": pattern})
+                break
+            found = ours.recv()
+            admitted += found is not None
+            if found:
+                faults.append(found)
+        child.kill()
+        child.join()
+    return {
+        "ok": not faults,
+        "patterns": drawn,
+        "admitted": admitted,
+        "faults": len(faults),
+        "examples": faults[:10],
+    }
