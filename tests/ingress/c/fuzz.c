@@ -25,7 +25,7 @@ typedef struct {
     uint64_t may[CELLS], surely[CELLS], edge_before[EDGES], edge_after[EDGES], join_before[JOINS];
     uint64_t trial_before[TRIALS], trial_after[TRIALS], final_before[FINALS], final_after[FINALS];
     float cost[CELLS], edge_ways[EDGES], join_ways[JOINS], trial_ways[TRIALS], trial_besides[TRIALS];
-    float prices[TESTS * KINDS];
+    float prices[TESTS * KINDS], rest[CELLS];
     uint16_t edge_source[EDGES], edge_target[EDGES], join_source[JOINS], join_target[JOINS];
     uint16_t trial_cell[TRIALS], trial_test[TRIALS], final_source[FINALS];
     uint8_t ends[CELLS], edge_sharp[EDGES], join_sharp[JOINS], alike[KINDS + 1];
@@ -56,6 +56,7 @@ static void fill(ofw_pattern *p, room *r, int wild)
         r->may[i] = hub ? 0 : 1 | some(p->kinds);
         r->surely[i] = r->may[i] & some(p->kinds);
         r->cost[i] = (float)below(30);
+        r->rest[i] = (float)below(900);
         r->ends[i] = !hub && !below(9);
     }
     for (uint32_t i = 0; i < p->edges; i++) r->edge_source[i] = place(cells, wild);
@@ -119,6 +120,7 @@ static int once(room *r, int wild, unsigned *found, unsigned *refused)
     GIVE(surely, p.cells);
     GIVE(cost, p.cells);
     GIVE(ends, p.cells);
+    if (below(2)) GIVE(rest, p.cells);
     GIVE(final_source, p.finals);
     GIVE(final_before, p.finals);
     GIVE(final_after, p.finals);
