@@ -22,6 +22,7 @@ MAX_EDGES = 800
 MAX_TRIALS = 1200
 MAX_KINDS = 40
 NOWHERE = -1
+"""The target of edges that lead to no cell."""
 MAX_WAYS_ON = 6
 """A hub is laid out as so many cells at most."""
 
@@ -288,7 +289,7 @@ class Cells:
             own[trial.cell] += trial.ways * price
         known = [-1.0] * len(own)
         for begin in range(len(own)):
-            waiting = [begin]
+            waiting = [begin] if known[begin] < 0.0 else []
             while waiting:
                 cell = waiting[-1]
                 ahead = [target for target, _ in leads[cell] if known[target] < 0.0]

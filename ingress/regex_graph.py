@@ -67,9 +67,11 @@ class Builder(Repeats):
         what follows them."""
         start: Front = [(0, 1.0, None, PLAIN)]
         every = self._alphabet.all
-        prefix = _compiler._get_literal_prefix(parsed, flags)[0] if parsed.getwidth()[0] else []
-        charset = _compiler._get_charset_prefix(parsed, flags) if parsed.getwidth()[0] else None
-        if len(prefix) > 1 and len(items) > 1 and items[0][0] is items[1][0] is sre.LITERAL:
+        prefix = charset = None
+        if parsed.getwidth()[0]:
+            prefix = _compiler._get_literal_prefix(parsed, flags)[0]
+            charset = None if prefix else _compiler._get_charset_prefix(parsed, flags)
+        if prefix and len(prefix) > 1 and len(items) > 1 and items[0][0] is items[1][0] is sre.LITERAL:
             return self._prefix(prefix, items, start, flags)
         if not prefix and not charset:
             self._spend(start, START_NS)

@@ -55,7 +55,7 @@ def worst_of(graph: Graph, enough: float, length: int, max_work: int = MAX_WORK)
         graph.work += BEYOND_US
         return None
     graph.work += CELL_US * (len(cells.may) + len(cells.edges) + len(cells.trials))
-    pattern, kept = _given(cells, kinds)
+    pattern, kept = core_pattern(cells, kinds)
     found = ffi.new("ofw_worst *")
     best: Worst | None = None
     work = 0
@@ -98,7 +98,7 @@ def _rests(cells: Cells) -> list[Any]:
     return [given] if max(rest) < SMALL_NS else [given, ffi.NULL]
 
 
-def _given(cells: Cells, kinds: Kinds) -> tuple[Any, list[Any]]:
+def core_pattern(cells: Cells, kinds: Kinds) -> tuple[Any, list[Any]]:
     """Return the pattern as the C core takes it, and what must be kept as long as it."""
     pattern = ffi.new("ofw_pattern *")
     kept: list[Any] = []

@@ -118,7 +118,6 @@ static int explore(finder *f, ofw_worst *worst)
     const ofw_pattern *p = f->p;
     uint32_t head = 0, waiting = 0;
     int changed = 0;
-    f->step_ways[0] = 1.0f;
     uint32_t state = take(f, p->kinds, 1, &changed);
     if (state == NONE)
         return OFW_TOO_MUCH;

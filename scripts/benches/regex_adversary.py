@@ -13,7 +13,7 @@ from outfeed.ingress.regex_cells import Beyond, Cells, Edge, Kinds
 from outfeed.ingress.regex_classes import KINDS, Alphabet, Mask
 from outfeed.ingress.regex_graph import Builder
 from outfeed.ingress.regex_places import Explosive, Graph, TooComplex
-from outfeed.ingress.regex_worst import MAX_WORK, _given, ffi, lib, worst_of
+from outfeed.ingress.regex_worst import MAX_WORK, core_pattern, ffi, lib, worst_of
 from outfeed.ingress.stop_regex import codes_of
 
 STEPS, WIDTH, LOOPS, PERIODS, MANY = 40, 4, 4, 6, 1e6
@@ -100,12 +100,12 @@ class _Walker:
     def __init__(self, graph: Graph) -> None:
         self.edge = graph.alphabet.edge
         self.cells = cells = Cells(graph)
-        self.kinds = Kinds(cells).masks
+        self._told = kinds = Kinds(cells)
+        self.kinds = kinds.masks
         self.follow: dict[int, list[Edge]] = {}
         for edge in cells.edges:
             self.follow.setdefault(edge.source, []).append(edge)
         self.asks: dict[int, list[tuple[Mask, float, list[float]]]] = {}
-        kinds = Kinds(cells)
         for trial in cells.trials:
             row = [0.0] * len(self.kinds) if trial.test is None else kinds.prices(trial.test)
             row = [
@@ -147,7 +147,7 @@ class _Walker:
 
     def piling(self) -> Iterator[list[Mask]]:
         """Return the texts with which ways become too many for the admission, if they do."""
-        pattern, _kept = _given(self.cells, Kinds(self.cells))
+        pattern, _kept = core_pattern(self.cells, self._told)
         found = ffi.new("ofw_worst *")
         pattern.max_work = 16 * MAX_WORK
         for pattern.depth, pattern.digits in ((1 << 16, 0), (1 << 16, 2), (6, 1), (3, 1), (1, 0)):

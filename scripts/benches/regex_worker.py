@@ -20,7 +20,6 @@ from outfeed.ingress.stop_regex import UNBOUNDED, Admission, analyse
 
 LENGTH = 32_000
 LONG, DRAWS = 4000, 4
-LIMIT_MS = 5.0
 GIVE_UP_MS = 60.0
 GIVE_UP_SHORT_MS = 2.0
 NOT_LINEAR_MS = 6.0

@@ -5,24 +5,18 @@ A way that is lost is the worst fault there is here, for what stands behind it i
 
 import random
 import re
-from re import _parser  # type: ignore[attr-defined]
 
 import pytest
 from outfeed.ingress.regex_cells import NOWHERE, Beyond, Cells
-from outfeed.ingress.regex_classes import Alphabet, Mask
-from outfeed.ingress.regex_graph import Builder
+from outfeed.ingress.regex_classes import Mask
 from outfeed.ingress.regex_places import Explosive, TooComplex
-from outfeed.ingress.stop_regex import codes_of
 
+from .patterns import graph_of
 from .test_regex_properties import family
 
 
 def cells_of(pattern: str) -> Cells:
-    """Lay a pattern out. Raises what the admission refuses it with."""
-    parsed = _parser.parse(pattern)
-    flags = parsed.state.flags
-    codes, folds = codes_of(pattern, parsed, flags)
-    return Cells(Builder(Alphabet(codes, folds=folds)).build(parsed, flags))
+    return Cells(graph_of(pattern))
 
 
 def ends_of_ways(cells: Cells, text: str, begin: int) -> set[int]:

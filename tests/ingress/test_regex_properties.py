@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from outfeed.ingress.regex_classes import Alphabet
 from outfeed.ingress.stop_regex import UNBOUNDED, Admission, analyse
 
+from .patterns import drawn
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
@@ -84,24 +86,12 @@ def test_what_the_engine_refuses_is_refused() -> None:
             assert analysed(pattern) is None
 
 
-PIECES = st.sampled_from(
-    ["a", "b", "ab", ".", r"\d", r"\w", r"\s", r"\S", "[ab]", "[^a]", "é", "中", r"\b", "^", "$", r"\Z"]
+PATTERNS = drawn(
+    ["a", "b", "ab", ".", r"\d", r"\w", r"\s", r"\S", "[ab]", "[^a]", "é", "中", r"\b", "^", "$", r"\Z"],
+    ["", "", "?", "*", "+", "{2}", "{1,3}", "{2,}", "*?", "+?", "++", "?+"],
+    ["(?:%s)", "(%s)", "(?=%s)", "(?!%s)", "(?>%s)", "(?i:%s)", "(%s)x\\1"],
+    leaves=8,
 )
-QUANTIFIERS = st.sampled_from(["", "", "?", "*", "+", "{2}", "{1,3}", "{2,}", "*?", "+?", "++", "?+"])
-
-
-def grown(inner: "st.SearchStrategy[str]") -> "st.SearchStrategy[str]":
-    rows = st.lists(inner, min_size=1, max_size=3)
-    groups = st.sampled_from(["(?:%s)", "(%s)", "(?=%s)", "(?!%s)", "(?>%s)", "(?i:%s)", "(%s)x\\1"])
-    return st.one_of(
-        rows.map("".join),
-        rows.map(lambda row: "(?:" + "|".join(row) + ")"),
-        st.tuples(groups, inner, QUANTIFIERS).map(lambda it: it[0] % it[1] + it[2]),
-        st.tuples(st.sampled_from(["a", r"\w", ".", "[ab]"]), QUANTIFIERS).map("".join),
-    )
-
-
-PATTERNS = st.recursive(PIECES, grown, max_leaves=8)
 TEXTS = st.text(alphabet="ab1 \né中A", max_size=14)
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from outfeed.ingress.regex_settled import AGAIN, LAST, PAID, settled
 from outfeed.ingress.regex_tree import inner_pieces
 
+from .patterns import drawn
+
 
 def left_of(pattern: str) -> Any:
     """Parse a pattern, settle it, and say what is our own in words that the engine's compiler knows."""
@@ -63,27 +65,16 @@ def test_a_group_that_is_asked_for_again_is_kept() -> None:
     assert left_of(r"(?=(a*?)b)\1").data[0][1][1].data[0][1][0] == 1
 
 
-PIECES = st.sampled_from(
-    ["a", "b", "ab", ".", r"\w", "[ab]", r"\b", r"\B", "$", "(?<=a)", "(?!b)", "^", r"\s"]
+PATTERNS = drawn(
+    ["a", "b", "ab", ".", r"\w", "[ab]", r"\b", r"\B", "$", "(?<=a)", "(?!b)", "^", r"\s"],
+    ["", "?", "*", "+", "{1,3}", "*?", "+?", "??", "{1,2}?", "*+", "?+", "{1,3}+", "{0}"],
+    ["(?:%s)", "(%s)", "(?=%s)", "(?>%s)", "(?!%s)"],
+    leaves=8,
 )
-QUANTIFIERS = st.sampled_from(
-    ["", "?", "*", "+", "{1,3}", "*?", "+?", "??", "{1,2}?", "*+", "?+", "{1,3}+", "{0}"]
-)
-
-
-def grown(inner: "st.SearchStrategy[str]") -> "st.SearchStrategy[str]":
-    rows = st.lists(inner, min_size=1, max_size=3)
-    groups = st.sampled_from(["(?:%s)", "(%s)", "(?=%s)", "(?>%s)", "(?!%s)"])
-    return st.one_of(
-        rows.map("".join),
-        rows.map(lambda row: "(?:" + "|".join(row) + ")"),
-        st.tuples(groups, inner, QUANTIFIERS).map(lambda it: it[0] % it[1] + it[2]),
-        st.tuples(st.sampled_from(["a", r"\w", ".", "[ab]"]), QUANTIFIERS).map("".join),
-    )
 
 
 @settings(max_examples=1000, deadline=None)
-@given(st.recursive(PIECES, grown, max_leaves=8), st.text(alphabet="ab1 \n", max_size=8))
+@given(PATTERNS, st.text(alphabet="ab1 \n", max_size=8))
 def test_a_search_finds_a_match_at_the_same_place(pattern: str, text: str) -> None:
     try:
         regex = re.compile(pattern)

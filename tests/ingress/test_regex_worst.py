@@ -3,7 +3,6 @@ C core takes nothing it cannot follow."""
 
 import random
 import re
-from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -11,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.ingress import regex_worst
 from outfeed.ingress.regex_cells import Beyond, Cells, Kinds
-from outfeed.ingress.regex_classes import Alphabet
 from outfeed.ingress.regex_cost import cost_of
-from outfeed.ingress.regex_graph import Builder
-from outfeed.ingress.regex_places import Explosive, Graph, TooComplex
+from outfeed.ingress.regex_places import Explosive, TooComplex
 from outfeed.ingress.regex_worst import Worst, worst_of
-from outfeed.ingress.stop_regex import analyse, codes_of
+from outfeed.ingress.stop_regex import analyse
+
+from .patterns import drawn, graph_of
 
 LENGTH = 32_000
 # Every place of a text is bounded by too much for these; the worst text is not that bad.
@@ -30,13 +29,6 @@ GROWING = [
     r"\s+$", r"\d+x", r"[ab]+c", r"(?:\d{2,}c |[^a-c])*", r"x.*y", r"(?:a|b)+c", r"(?:a{2})+b",
     r"\w+\s*\w+$", r"(a+)\1b", r"(?:a|ab|b)*c", r"^.*.*x",
 ]  # fmt: skip
-
-
-def graph_of(pattern: str) -> Graph:
-    parsed = _parser.parse(pattern)
-    flags = parsed.state.flags
-    codes, folds = codes_of(pattern, parsed, flags)
-    return Builder(Alphabet(codes, folds=folds)).build(parsed, flags)
 
 
 class Walk:
@@ -110,21 +102,29 @@ class Walk:
                 surely.add(hub)
 
 
-PIECES = st.sampled_from(
-    ["a", "b", "ab", ".", r"\d", r"\w", r"\s", "[ab]", "[^a]", "é", r"\b", r"\B", "$", "(?<=a)", "(?!b)", "^"]
+PATTERNS = drawn(
+    [
+        "a",
+        "b",
+        "ab",
+        ".",
+        r"\d",
+        r"\w",
+        r"\s",
+        "[ab]",
+        "[^a]",
+        "é",
+        r"\b",
+        r"\B",
+        "$",
+        "(?<=a)",
+        "(?!b)",
+        "^",
+    ],
+    ["", "", "?", "{2}", "{1,3}", "{0,5}", "*?", "+", "++", "?+", "{1,3}+"],
+    ["(?:%s)", "(%s)", "(?=%s)", "(?>%s)", "(?<=b)(?:%s)"],
+    leaves=7,
 )
-QUANTIFIERS = st.sampled_from(["", "", "?", "{2}", "{1,3}", "{0,5}", "*?", "+", "++", "?+", "{1,3}+"])
-
-
-def grown(inner: "st.SearchStrategy[str]") -> "st.SearchStrategy[str]":
-    rows = st.lists(inner, min_size=1, max_size=3)
-    groups = st.sampled_from(["(?:%s)", "(%s)", "(?=%s)", "(?>%s)", "(?<=b)(?:%s)"])
-    return st.one_of(
-        rows.map("".join),
-        rows.map(lambda row: "(?:" + "|".join(row) + ")"),
-        st.tuples(groups, inner, QUANTIFIERS).map(lambda it: it[0] % it[1] + it[2]),
-        st.tuples(st.sampled_from(["a", r"\w", ".", "[ab]"]), QUANTIFIERS).map("".join),
-    )
 
 
 def found_for(pattern: str) -> tuple[Worst, Walk] | None:
@@ -139,7 +139,7 @@ def found_for(pattern: str) -> tuple[Worst, Walk] | None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.recursive(PIECES, grown, max_leaves=7), st.randoms(use_true_random=False))
+@given(PATTERNS, st.randoms(use_true_random=False))
 def test_no_text_costs_more_than_the_worst(pattern: str, rng: random.Random) -> None:
     found = found_for(pattern)
     if found is None:
@@ -212,7 +212,7 @@ def test_the_work_has_a_limit() -> None:
 
 def given_pattern(pattern: str = r"a[bc]{2,5}d|ab\b") -> tuple[Any, list[Any]]:
     cells = Cells(graph_of(pattern))
-    return regex_worst._given(cells, Kinds(cells))
+    return regex_worst.core_pattern(cells, Kinds(cells))
 
 
 @pytest.mark.parametrize(
