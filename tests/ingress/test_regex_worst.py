@@ -171,6 +171,29 @@ def test_the_text_that_is_found_costs_about_what_is_found(pattern: str) -> None:
     assert cost > 0.7 * worst.cost.terms[1] * len(text)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *TIGHT, r"[^\w]{0,20}+1(?>[a-zA-Z]\s{5}[^a-c])", r"(?m)(?:[abx]{5}|\W{5}?[a-c]|1,[^\w])",
+        r"\d\w*([^\n]{1,3}?){5}+", r"[^\n]{0,20}b{3}?[a-c0-9_]{1,3}?",
+    ],
+)  # fmt: skip
+def test_states_taken_together_still_bound_the_worst_text_of_each(pattern: str, depth: int) -> None:
+    # What is certain in one of them only is not certain: the search that matches there may go on in another.
+    graph = graph_of(pattern)
+    walk = Walk(Cells(graph))
+    core, _kept = regex_worst.core_pattern(walk.cells, walk.kinds)
+    core.max_work, core.depth, core.digits = 3_000_000, 1 << 16, 3
+    fine, coarse = regex_worst.ffi.new("ofw_worst *"), regex_worst.ffi.new("ofw_worst *")
+    assert regex_worst.lib.ofw_find(core, fine) == regex_worst.lib.OFW_OK
+    core.depth, core.digits = depth, 0
+    if regex_worst.lib.ofw_find(core, coarse) == regex_worst.lib.OFW_OK:
+        text = [fine.text[i] for i in range(fine.length)]
+        cost = walk.costs(text, len(text))
+        assert cost is None or cost <= (coarse.first + coarse.each * len(text)) * (1 + 1e-3)
+
+
 @pytest.mark.parametrize("pattern", TIGHT)
 def test_linear_patterns_are_admitted_by_the_worst_text_and_not_by_the_worst_of_each_place(
     pattern: str,
