@@ -24,8 +24,8 @@ BEYOND_US = 2000
 SMALL_NS, LARGE_NS = 20_000.0, 1_000_000.0
 """Where all that one search does costs no more than the first at most, the last is not followed but paid for;
 up to the second, it is followed when that is too much."""
-CELL_US = 4
-"""What it takes to lay out one cell, edge or trial, about."""
+CELL_US = 5
+"""What it takes to lay out one cell, edge or trial and to add up what it leads to, about."""
 _WHOLE = 1 << 16
 _FINER = ((_WHOLE, 1), (_WHOLE, 2), (_WHOLE, 3))
 _COARSER = ((8, 1), (4, 1), (2, 0))
