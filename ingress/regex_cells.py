@@ -10,10 +10,12 @@ Characters become *kinds*: those that no class, guard or price of the pattern te
 Must not know how texts are followed.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .regex_checks import Check
 from .regex_classes import Mask
+from .regex_cuts import Cut, Tail, distances
 from .regex_places import ANYWHERE, EXACT, UNLIMITED, Front, Graph, completing
 from .regex_tree import Guard
 
@@ -23,6 +25,7 @@ MAX_TRIALS = 1200
 MAX_KINDS = 40
 NOWHERE = -1
 """The target of edges that lead to no cell."""
+NO_TAILS: Mapping[int, Tail] = {}
 MAX_WAYS_ON = 6
 """A hub is laid out as so many cells at most."""
 
@@ -55,10 +58,14 @@ class Trial(NamedTuple):
 
 
 class Cells:
-    """The cells of a graph. Raises Beyond."""
+    """The cells of a graph. Raises Beyond.
 
-    def __init__(self, graph: Graph) -> None:
+    After the loops in `tails`, what is read may tell that ways were none (see `regex_cuts`).
+    """
+
+    def __init__(self, graph: Graph, tails: Mapping[int, Tail] = NO_TAILS) -> None:
         self.graph = graph
+        self._tails = tails
         self.matches_nothing = False
         """Matching nothing is a match, so the first search that begins is the only one."""
         self.may: list[Mask] = []
@@ -74,6 +81,7 @@ class Cells:
         self.trials: list[Trial] = []
         self.finals: list[Edge] = []
         """From where a match is surely complete if the next character allows it; they lead nowhere."""
+        self.cuts: list[Cut] = []
         self.every = graph.alphabet.all
         self.anything = graph.alphabet.anything
         self._enter: list[int] = []
@@ -81,9 +89,12 @@ class Cells:
         self._leave: list[list[tuple[int, Mask]]] = []
         """The cells from which it is left, each with the characters that may come next: a hub has one for
         each condition on what comes after it."""
+        self._loops: dict[int, set[int]] = {}
+        """The cells of the loops in `tails`, the hub they are left by included; the last one loops."""
         self._aside = self._look_behinds()
         self._lay_out()
         self._connect()
+        self._cut()
         self._price()
         if len(self.edges) > MAX_EDGES or len(self.trials) > MAX_TRIALS:
             raise Beyond
@@ -154,6 +165,9 @@ class Cells:
         graph = self.graph
         least, most = graph.least[node], graph.most[node]
         count = max(least, 1) if most == UNLIMITED else most
+        if node in self._tails:
+            # As many more as are read until it is known who was in the loop.
+            count += self._tails[node].length
         if len(self.may) + count > MAX_CELLS:
             raise Beyond
         test, besides = graph.scanned.get(node, (None, graph.scan[node]))
@@ -175,6 +189,8 @@ class Cells:
         into = [Edge(one, hub, 1.0, self.anything, self.anything, True) for one in range(first, cell + 1)]
         self.hubs.append((hub, into))
         self._leave.append([(hub, self.anything)])
+        if node in self._tails:
+            self._loops[node] = set(range(begin, hub + 1))
 
     def _next(self, source: int, target: int) -> None:
         self.edges.append(Edge(source, target, 1.0, self.anything, self.anything, True))
@@ -241,6 +257,28 @@ class Cells:
             for before, after in self._conditions(guard)
             if after & onward
         ]
+
+    def _cut(self) -> None:
+        """Lay out what is known when a match is complete after a loop."""
+        into: dict[int, list[tuple[int, int]]] = {}
+        for edge in self.edges:
+            into.setdefault(edge.target, []).append((edge.source, 1))
+        for hub, edges in self.hubs:
+            into[hub] = [(edge.source, 0) for edge in edges]
+        for loop, own in self._loops.items():
+            tail, length = self._tails[loop]
+            first, last = self._enter[loop], max(own) - 1
+            end = self._enter[tail] + length - 1
+            self.cuts.append(Cut(end, last, 1.0))
+            before = distances(into, first, set())
+            past = distances(into, self._enter[tail], own)
+            if before is None or past is None:
+                continue
+            del past[self._enter[tail]]
+            if all(before.get(cell) == far for cell, far in past.items()):
+                later = [cell for cell in before if cell not in (0, first)]
+                self.cuts += [Cut(end, cell, 0.0) for cell in (*later, *range(first, first + length - 1))]
+                self.cuts += [Cut(end, cell, 1.0) for cell in range(first + length - 1, last)]
 
     def _order(self, hub: int, ordered: list[int], seen: set[int], depth: int) -> None:
         """Put a hub after the hubs that lead to it."""

@@ -7,11 +7,13 @@ there is. It is asked only about patterns that would be refused otherwise.
 """
 
 from array import array
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import _worst
-from .regex_cells import Beyond, Cells, Kinds
+from .regex_cells import NO_TAILS, Beyond, Cells, Kinds
 from .regex_classes import Mask
+from .regex_cuts import Tail, sure_tails
 from .regex_places import Graph
 from .regex_poly import Cost
 
@@ -48,12 +50,27 @@ def worst_of(graph: Graph, enough: float, length: int, max_work: int = MAX_WORK)
     States of the texts are told apart the finer the longer a search of `length` characters costs more than
     `enough` (nanoseconds), and coarser where there are too many, until `max_work` is done.
     """
+    tails = sure_tails(graph)
+    best, work = _followed(graph, NO_TAILS, enough, length, max_work // 2 if tails else max_work)
+    if tails and (best is None or best.total > enough):
+        other, more = _followed(graph, tails, enough, length, max_work - work)
+        work += more
+        if other is not None and (best is None or other.total < best.total):
+            best = other
+    graph.work += work // STEPS_PER_US
+    return best
+
+
+def _followed(
+    graph: Graph, tails: Mapping[int, Tail], enough: float, length: int, max_work: int
+) -> tuple[Worst | None, int]:
+    """Return the least that was found with so much work at most, and the work."""
     try:
-        cells = Cells(graph)
+        cells = Cells(graph, tails)
         kinds = Kinds(cells)
     except Beyond:
         graph.work += BEYOND_US
-        return None
+        return None, 0
     graph.work += CELL_US * (len(cells.may) + len(cells.edges) + len(cells.trials))
     pattern, kept = core_pattern(cells, kinds)
     found = ffi.new("ofw_worst *")
@@ -85,8 +102,7 @@ def worst_of(graph: Graph, enough: float, length: int, max_work: int = MAX_WORK)
             first = False
         if best is None or best.total <= enough:
             break
-    graph.work += work // STEPS_PER_US
-    return best
+    return best, work
 
 
 def _rests(cells: Cells) -> list[Any]:
@@ -129,6 +145,10 @@ def core_pattern(cells: Cells, kinds: Kinds) -> tuple[Any, list[Any]]:
     give("final_source", "H", [edge.source for edge in cells.finals])
     give("final_before", "Q", [set_of[edge.before] for edge in cells.finals])
     give("final_after", "Q", [set_of[edge.after] for edge in cells.finals])
+    pattern.cuts = len(cells.cuts)
+    give("cut_end", "H", [one.end for one in cells.cuts])
+    give("cut_cell", "H", [one.cell for one in cells.cuts])
+    give("cut_most", "f", [one.most for one in cells.cuts])
     trials = sorted(cells.trials, key=lambda trial: trial.cell)
     numbers: dict[int, int] = {}
     prices: list[float] = [0.0] * len(kinds.masks)

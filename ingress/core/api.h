@@ -10,7 +10,7 @@ enum { OFW_MAX_CELLS = 512, OFW_MAX_KINDS = 48, OFW_MAX_STATES = 2048, OFW_TEXT 
 
 /* Cell 0 is the start of a search. All arrays are the caller's and are only read. */
 typedef struct {
-    uint32_t cells, edges, joins, trials, finals, tests, kinds;
+    uint32_t cells, edges, joins, trials, finals, cuts, tests, kinds;
     /* By cell: the kinds it may read (none: it is a hub) and those it surely reads, what being there costs (ns),
      * whether a search that comes there has matched. */
     const uint64_t *may, *surely;
@@ -38,6 +38,9 @@ typedef struct {
     /* By final, a way to leave a cell with which the match is surely complete: after and before which kinds. */
     const uint16_t *final_source;
     const uint64_t *final_before, *final_after;
+    /* By cut: once it is sure that a search has matched at `cut_end`, there are so many ways at `cut_cell` at most. */
+    const uint16_t *cut_end, *cut_cell;
+    const float *cut_most;
     /* By kind, the edge included: kinds with the same number are alike to whatever comes after. */
     const uint8_t *alike;
     /* Matching nothing is a match: only one search begins. */

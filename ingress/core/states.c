@@ -78,8 +78,23 @@ static void forget_step(finder *f)
     }
     memset(f->step_active, 0, sizeof f->step_active);
     memset(f->step_certain, 0, sizeof f->step_certain);
+    memset(f->step_matched, 0, sizeof f->step_matched);
 }
 
+/* Take away ways that were none. */
+static void cut(finder *f)
+{
+    const ofw_pattern *p = f->p;
+    for (uint32_t i = 0; i < p->cuts; i++) {
+        uint32_t cell = p->cut_cell[i];
+        if (!bit(f->step_matched, p->cut_end[i]) || f->step_ways[cell] <= p->cut_most[i])
+            continue;
+        f->step_ways[cell] = p->cut_most[i];
+        if (p->cut_most[i] == 0.0f)
+            f->step_active[cell / 64] &= ~(UINT64_C(1) << (cell % 64));
+    }
+    f->work += p->cuts / 4;
+}
 
 int read_kind(finder *f, uint32_t state, uint32_t kind)
 {
@@ -112,6 +127,8 @@ int read_kind(finder *f, uint32_t state, uint32_t kind)
             set(f->step_active, target);
             if (p->ends[target]) {
                 /* The one search that matches never comes back from here: it is here once at most. */
+                if (there)
+                    set(f->step_matched, target);
                 f->over |= there;
                 f->step_ways[target] = 1.0f;
                 continue;
@@ -123,6 +140,8 @@ int read_kind(finder *f, uint32_t state, uint32_t kind)
                 return -1;
         }
     }
+    if (f->over)
+        cut(f);
     for (uint32_t i = 0; i < p->finals; i++)
         f->over |= bit(certain, p->final_source[i]) && (p->final_before[i] >> last & p->final_after[i] >> kind & 1);
     f->asked = asked + last_asked;

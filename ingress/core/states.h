@@ -46,6 +46,7 @@ typedef struct {
     float step_ways[OFW_MAX_CELLS];
     uint64_t step_active[WORDS];
     uint64_t step_certain[WORDS];
+    uint64_t step_matched[WORDS]; /* the cells at which a search has surely matched */
     uint16_t queue[OFW_MAX_STATES];
 } finder;
 

@@ -30,6 +30,10 @@ static int valid(const ofw_pattern *p)
         if (p->join_source[i] >= p->cells || p->join_target[i] >= p->cells || p->may[p->join_target[i]])
             return 0;
     }
+    for (uint32_t i = 0; i < p->cuts; i++) {
+        if (p->cut_end[i] >= p->cells || p->cut_cell[i] >= p->cells)
+            return 0;
+    }
     for (uint32_t i = 0; i < p->finals; i++) {
         if (p->final_source[i] >= p->cells)
             return 0;

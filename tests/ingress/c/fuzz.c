@@ -19,15 +19,15 @@ static uint32_t below(uint32_t limit)
     return (uint32_t)((state >> 11) % limit);
 }
 
-enum { CELLS = 40, EDGES = 120, JOINS = 20, TRIALS = 60, TESTS = 6, KINDS = 9, FINALS = 5 };
+enum { CELLS = 40, EDGES = 120, JOINS = 20, TRIALS = 60, TESTS = 6, KINDS = 9, FINALS = 5, CUTS = 8 };
 
 typedef struct {
     uint64_t may[CELLS], surely[CELLS], edge_before[EDGES], edge_after[EDGES], join_before[JOINS];
     uint64_t trial_before[TRIALS], trial_after[TRIALS], final_before[FINALS], final_after[FINALS];
     float cost[CELLS], edge_ways[EDGES], join_ways[JOINS], trial_ways[TRIALS], trial_besides[TRIALS];
-    float prices[TESTS * KINDS], rest[CELLS];
+    float prices[TESTS * KINDS], rest[CELLS], cut_most[CUTS];
     uint16_t edge_source[EDGES], edge_target[EDGES], join_source[JOINS], join_target[JOINS];
-    uint16_t trial_cell[TRIALS], trial_test[TRIALS], final_source[FINALS];
+    uint16_t trial_cell[TRIALS], trial_test[TRIALS], final_source[FINALS], cut_end[CUTS], cut_cell[CUTS];
     uint8_t ends[CELLS], edge_sharp[EDGES], join_sharp[JOINS], alike[KINDS + 1];
 } room;
 
@@ -90,6 +90,12 @@ static void fill(ofw_pattern *p, room *r, int wild)
         r->final_before[i] = some(p->kinds);
         r->final_after[i] = some(p->kinds);
     }
+    p->cuts = below(CUTS);
+    for (uint32_t i = 0; i < p->cuts; i++) {
+        r->cut_end[i] = place(cells, wild);
+        r->cut_cell[i] = place(cells, wild);
+        r->cut_most[i] = (float)below(2);
+    }
     for (uint32_t i = 0; i < p->tests * p->kinds; i++) r->prices[i] = (float)below(25);
     for (uint32_t i = 0; i <= p->kinds; i++) r->alike[i] = (uint8_t)below(3);
     p->matches_nothing = !below(5);
@@ -121,6 +127,9 @@ static int once(room *r, int wild, unsigned *found, unsigned *refused)
     GIVE(cost, p.cells);
     GIVE(ends, p.cells);
     if (below(2)) GIVE(rest, p.cells);
+    GIVE(cut_end, p.cuts);
+    GIVE(cut_cell, p.cuts);
+    GIVE(cut_most, p.cuts);
     GIVE(final_source, p.finals);
     GIVE(final_before, p.finals);
     GIVE(final_after, p.finals);
