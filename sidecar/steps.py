@@ -61,17 +61,19 @@ class StepWriter(Pusher):
             self._refuse(_ROWS, 0, routes, ids, counts, timeout)
         if counts is not None and len(counts) != rows:
             self._refuse(_COUNTS, 0, routes, ids, counts, timeout)
-        summed, first, prompt = self._table.advance(routes, counts)
+        step = self._table.advance(routes, counts)
         try:
-            if summed != tokens:
+            if step.tokens != tokens:
                 self._refuse(lib.OUTFEED_TOKENS, 0, routes, ids, counts, timeout)
             each = np.ones(rows, dtype=np.uint32) if counts is None else counts
-            parts = encode_batch(stamp, routes, first, each, prompt, ids, finishes, families=families)
+            parts = encode_batch(
+                stamp, routes, step.first, each, step.prompt_tokens, ids, finishes, families=families
+            )
             self._writer.write(Tag.BATCH, *parts, timeout=timeout)
         except BaseException:
             self._table.retract(routes, counts)
             raise
-        self._table.count(rows, tokens)
+        self._table.count(step)
         return stamp
 
     def _refuse(self, code: int, size: int, routes: Any, ids: Any, counts: Any, timeout: float) -> NoReturn:

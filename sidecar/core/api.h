@@ -46,9 +46,10 @@ uint64_t outfeed_step_size(const outfeed_decode_step *step);
  * first = 0: the shard drops them. */
 int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint8_t *out);
 
-/* `first` and prompt alone, for a step that is encoded elsewhere. Returns the tokens, or as above. */
+/* `first` and prompt alone, for a step that is encoded elsewhere. Returns the tokens, or as above. The table's
+ * statistics stay as they are until the step is written: *stale gets how many rows were for ended requests. */
 int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
-                             uint32_t *first, uint32_t *prompt);
+                             uint32_t *first, uint32_t *prompt, uint32_t *stale);
 
 /* Take back what it counted in for the same rows. */
 void outfeed_rows_retract(outfeed_table *table, uint32_t rows, const void *routes, const void *counts);

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from outfeed.ring import FrameTooLarge, LaneOwned, RingFull
 from outfeed.ring.batch import Batch, decode_batch
+from outfeed.ring.families import Kind, flat_family
 from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, Message, Result, Tag, decode, encode
 from outfeed.ring.instance import InstanceGone
 from outfeed.ring.route import make_route
@@ -136,6 +137,25 @@ def test_a_full_ring_is_said_at_once_and_the_same_push_works_later(bench: Bench,
     port.push_tokens([A], ids, [1000], finishes={0: FinishReason.length(1)})
     firsts += [int(step.first[0]) for step in steps(bench)]
     assert firsts == [1000 * k for k in range(pushed + 1)]
+
+
+def test_a_step_that_found_no_room_is_not_counted_however_often_it_is_tried(
+    bench: Bench, port: SchedulerPort
+) -> None:
+    bench.send(generate(A), generate(B))
+    port.recv()
+    port.push_tokens([B], [1], finishes={0: FinishReason.length(1)})
+    while _pushed(port, list(range(1000))):
+        pass
+    logprobs = {Kind.OUTPUT_LOGPROBS: flat_family([(0, [-0.5], [7])])}
+    for families in (None, logprobs) * 3:
+        with pytest.raises(RingFull):
+            port.push_tokens([A, B], [0] * 1000, [1, 999], families=families)
+    assert port.stale_rows == 0
+    steps(bench)
+    bench.shard.release()
+    port.push_tokens([A, B], [0] * 1000, [1, 999], families=logprobs)
+    assert port.stale_rows == 1
 
 
 def test_a_step_larger_than_a_frame_is_refused_with_both_sizes(bench: Bench, port: SchedulerPort) -> None:
