@@ -113,15 +113,18 @@ class LaneWriter(Writer):
     def commit(self, tag: int, size: int) -> None:
         """Publish the first `size` bytes of the reservation as one frame.
 
-        Raises RingError when none is open, FrameTooLarge when `size` is above what was reserved.
+        Raises RingError when none is open, FrameTooLarge when `size` is above what was reserved, ValueError
+        when it is below 0. The reservation stays open then.
         """
-        code = lib.writer_commit(self._handle, tag, max(size, 0))
+        if size < 0:
+            self._refuse(lib.RING_ARGUMENT, tag, size, 0.0)
+        code = lib.writer_commit(self._handle, tag, size)
         if code == lib.RING_RESERVED:
             raise RingError(
                 f"ring {self._segment.name!r} lane {self.lane}: no reservation is open; call reserve first"
             )
-        if code != 0 or size < 0:
-            self._refuse(code or lib.RING_ARGUMENT, tag, size, 0.0)
+        if code != 0:
+            self._refuse(code, tag, size, 0.0)
 
     def cancel(self) -> None:
         """Forget the open reservation, if any: nothing of it was ever visible."""
