@@ -50,6 +50,7 @@ U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
 I32 = NDArray[np.int32]
 
+# Compare with ==, which knows the byte order; not with `is`: an unpickled array has a dtype of its own.
 _U64: Final = np.dtype("<u8")
 _U32: Final = np.dtype("<u4")
 _I32: Final = np.dtype("<i4")
@@ -207,9 +208,9 @@ def encode_batch(
     """
     rows, tokens = len(routes), len(ids)
     if not (
-        routes.dtype is _U64
-        and first.dtype is counts.dtype is prompt_tokens.dtype is _U32
-        and ids.dtype is _I32
+        routes.dtype == _U64
+        and first.dtype == counts.dtype == prompt_tokens.dtype == _U32
+        and ids.dtype == _I32
         and len(first) == len(counts) == len(prompt_tokens) == rows <= MAX_ROWS
     ):
         raise ValueError(_misfit(routes, first, counts, prompt_tokens, ids))
@@ -311,7 +312,7 @@ def _add_text(
     if generated is None or text_lens is None or text is None:
         raise ValueError("the egress form needs generated, text_lens and text together")
     for name, column in (("generated", generated), ("text_lens", text_lens)):
-        if column.dtype is not _U32 or len(column) != rows:
+        if column.dtype != _U32 or len(column) != rows:
             raise ValueError(f"{name} is {column.dtype}[{len(column)}], not {_U32}[{rows}]")
     text_bytes = text.nbytes if isinstance(text, np.ndarray | memoryview) else len(text)
     total = int(np.add.reduce(text_lens))
@@ -361,6 +362,6 @@ def _misfit(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) 
         ("ids", ids, _I32),
     ):
         expected = len(ids) if name == "ids" else rows
-        if column.dtype is not dtype or len(column) != expected:
+        if column.dtype != dtype or len(column) != expected:
             return f"{name} is {column.dtype}[{len(column)}], not {dtype}[{expected}]"
     raise AssertionError("all core columns fit")

@@ -105,7 +105,7 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArra
     if found.ndim != 1:
         raise ValueError(f"{name} has shape {found.shape}: expected one dimension")
     if found.dtype == dtype:
-        return np.ascontiguousarray(found)
+        return np.ascontiguousarray(found, dtype)
     if found.size and found.dtype.kind not in "iu":
         raise ValueError(f"{name} has dtype {found.dtype}: expected whole numbers")
     narrow = found.astype(dtype)

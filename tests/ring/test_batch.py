@@ -1,5 +1,7 @@
 """A BATCH comes out as it went in, or not at all."""
 
+import pickle
+
 import numpy as np
 import pytest
 from outfeed.ring._body import probe
@@ -8,18 +10,30 @@ from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
 
 
+def _columns(order: str) -> list[np.ndarray]:
+    """Return routes, first, counts, prompt_tokens and ids of three rows."""
+    return [
+        np.array([11, 12, 13], f"{order}u8"),
+        np.array([0, 5, 9], f"{order}u4"),
+        np.array([2, 0, 1], f"{order}u4"),
+        np.array([3, 3, 4], f"{order}u4"),
+        np.array([101, 102, 103], f"{order}i4"),
+    ]
+
+
 def body_of(parts: list[Buffer]) -> memoryview:
     return memoryview(join(parts))
 
 
 def step() -> list[Buffer]:
+    routes, first, counts, prompt_tokens, ids = _columns("<")
     return encode_batch(
         77,
-        np.array([11, 12, 13], "u8"),
-        np.array([0, 5, 9], "u4"),
-        np.array([2, 0, 1], "u4"),
-        np.array([3, 3, 4], "u4"),
-        np.array([101, 102, 103], "i4"),
+        routes,
+        first,
+        counts,
+        prompt_tokens,
+        ids,
         [(1, FinishReason.length(5)), (2, FinishReason.abort("no", None, None))],
     )
 
@@ -40,6 +54,24 @@ def test_step_form() -> None:
         (1, {"type": "length", "length": 5}),
         (2, {"type": "abort", "message": "no", "status_code": None, "err_type": None}),
     ]
+
+
+def test_columns_that_went_from_process_to_process_are_taken() -> None:
+    columns = pickle.loads(pickle.dumps(_columns("<")))
+    assert join(encode_batch(77, *columns)) == join(encode_batch(77, *_columns("<")))
+    lens = pickle.loads(pickle.dumps(np.array([1, 0, 2], "u4")))
+    batch = decoded(encode_batch(77, *columns, generated=lens, text_lens=lens, text=b"abc"))
+    assert (batch.generated.tolist(), batch.text) == ([1, 0, 2], b"abc")
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [*enumerate(("routes", "first", "counts", "prompt_tokens", "ids"))]
+)
+def test_a_column_of_the_other_byte_order_is_refused_by_name(place: int, name: str) -> None:
+    columns = _columns("<")
+    columns[place] = _columns(">")[place]
+    with pytest.raises(ValueError, match=f"{name} is >"):
+        encode_batch(77, *columns)
 
 
 def test_select_takes_only_those_rows() -> None:
