@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -139,7 +139,16 @@ class FrontBackend:
                 yield Reading(
                     "restarts_total", "counter", "Times the process was replaced.", row.epoch, labels
                 )
+                for name, help_, roles in _COUNTED:
+                    if role in roles:
+                        yield Reading(f"{name}_total", "counter", help_, row.get(name), labels)
                 yield Reading("process_up", "gauge", "1 while the process lives.", row.alive, labels)
+
+
+# Counters of the board that are figures, and who has them.
+_COUNTED: Final[tuple[tuple[str, str, tuple[Role, ...]], ...]] = (
+    ("stopped", "Requests that a shard ended at a stop it found.", (Role.SHARD,)),
+)
 
 
 def _describe(row: BoardRow) -> dict[str, Any]:

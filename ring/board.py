@@ -57,6 +57,7 @@ COUNTERS: Final = (
     "full",  # times a full lane made this process wait
     "wakes",  # times this process woke up
     "table",  # shard: 1 when the token table decodes, 0 when the fallback does
+    "stopped",  # shard: requests it ended at a stop it found; their reader aborts them
 )
 
 

@@ -135,7 +135,7 @@ class _Life:
         put("live", loop.decoder.live)
         put("errors", seen.errors)
         put("ended", decoded.ended)
-        put("aborts", decoded.stopped)
+        put("stopped", decoded.stopped)
         put("unknown_rows", decoded.unknown)
         put("doubled_rows", decoded.doubled)
         put("bad_frames", seen.bad_frames)

@@ -6,17 +6,21 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from outfeed.ring import Doorbell
 from outfeed.ring.batch import Batch, decode_batch, encode_batch
-from outfeed.ring.board import InstanceConfig, Phase, Role, State
+from outfeed.ring.board import COUNTERS, InstanceConfig, Phase, Role, State
 from outfeed.ring.frames import DecodeOptions, Register, Tag, encode
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.ring.names import segment_name
 from outfeed.ring.route import make_route
-from outfeed.shards.shard import run_shard
+from outfeed.shards.decoder import DecoderStatistics
+from outfeed.shards.loop import ShardStatistics
+from outfeed.shards.shard import _Life, run_shard
 from outfeed.shards.supervisor import fork_child
 from outfeed.shards.table import TokenTable
 
@@ -93,6 +97,27 @@ def test_rows_go_through_two_shards_each_its_own(instance: Instance, shards: lis
     assert sorted(route for batch in got for route in batch.routes.tolist()) == sorted(routes)
     until(lambda: sum(row.get("tokens") for row in instance.board.rows(Role.SHARD)) == 6)
     assert all(row.get("table") == 1 for row in instance.board.rows(Role.SHARD))
+
+
+def test_each_count_of_a_shard_is_on_the_board_under_its_own_name(instance: Instance) -> None:
+    row = instance.board.row(Role.SHARD, 0)
+    decoded = DecoderStatistics(rows=1, tokens=2, doubled=3, ended=4, stopped=5)
+    seen = ShardStatistics(steps=6, controls=7, bad_frames=8, waits=9, wakes=10, errors=11)
+    loop: Any = SimpleNamespace(statistics=seen, decoder=SimpleNamespace(statistics=decoded, live=12))
+    _Life(instance, row).report(loop)
+    assert {name: value for name in COUNTERS if (value := row.get(name))} == {
+        "frames": 13,
+        "rows": 1,
+        "tokens": 2,
+        "live": 12,
+        "ended": 4,
+        "stopped": 5,
+        "doubled_rows": 3,
+        "errors": 11,
+        "bad_frames": 8,
+        "full": 9,
+        "wakes": 10,
+    }
 
 
 def test_a_further_shard_has_little_memory_of_its_own(shards: list[int]) -> None:
