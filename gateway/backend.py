@@ -148,6 +148,11 @@ class FrontBackend:
 # Counters of the board that are figures, and who has them.
 _COUNTED: Final[tuple[tuple[str, str, tuple[Role, ...]], ...]] = (
     ("stopped", "Requests that a shard ended at a stop it found.", (Role.SHARD,)),
+    (
+        "stale_rows",
+        "Rows of requests that are not live in this process: ended, or never there.",
+        (Role.SHARD, Role.READER, Role.SCHEDULER),
+    ),
 )
 
 

@@ -369,7 +369,7 @@ class Front:
             ("live", seen.live),
             ("aborts", seen.aborts),
             ("errors", seen.errors),
-            ("unknown_rows", seen.late),
+            ("stale_rows", seen.stale_rows),
             ("doubled_rows", seen.doubled),
             ("bad_frames", seen.bad_frames),
         ):

@@ -51,7 +51,7 @@ COUNTERS: Final = (
     "ended",  # requests ended
     "aborts",  # requests aborted
     "errors",  # requests ended with an error
-    "unknown_rows",  # rows of a request that has ended, dropped
+    "stale_rows",  # rows of requests that are not live in this process: ended, or never there
     "doubled_rows",  # rows seen before, dropped
     "bad_frames",  # frames refused by their decoder
     "full",  # times a full lane made this process wait

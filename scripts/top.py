@@ -19,7 +19,7 @@ from rich.text import Text
 from top_sample import LaneSample, NoInstance, ProcessSample, Sample, Watch, choose
 
 BAR = 6
-WIDE = 116
+WIDE = 127
 """Columns of a screen that everything fits."""
 LATE_S = 2.0
 """A heartbeat older than this is shown in red."""
@@ -27,9 +27,9 @@ MAX_LANES = 32
 """Lanes shown at a time, the fullest and busiest of them."""
 PROCESS_COLUMNS = (
     "process", "pid", "state", "cpu", "%", "mem", "beat", "restarts", "live", "tokens/s", "rows/s", "aborts",
-    "stopped", "errors", "share",
+    "stopped", "stale_rows", "errors", "share",
 )  # fmt: skip
-WIDE_ONLY = frozenset(("pid", "mem", "rows/s", "aborts", "stopped"))
+WIDE_ONLY = frozenset(("pid", "mem", "rows/s", "aborts", "stopped", "stale_rows"))
 LEFT = frozenset(("process", "pid", "state", "cpu", "share"))
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -100,6 +100,7 @@ def _process_cells(process: ProcessSample, sample: Sample) -> dict[str, str | Te
         "rows/s": amount(process.rates["rows"]),
         "aborts": amount(process.counters.get("aborts", 0)),
         "stopped": amount(process.counters.get("stopped", 0)),
+        "stale_rows": amount(process.counters.get("stale_rows", 0)),
         "errors": amount(process.counters.get("errors", 0)),
         "share": "",
     }

@@ -356,9 +356,9 @@ class Step:
         return [_failure(out.failures[k]) for k in range(out.failure_count)]
 
     @property
-    def unknown(self) -> int:
+    def stale_rows(self) -> int:
         """Rows of requests that are not registered; dropped."""
-        return int(self._out.unknown)
+        return int(self._out.stale_rows)
 
     @property
     def doubled(self) -> int:

@@ -136,7 +136,7 @@ class _Life:
         put("errors", seen.errors)
         put("ended", decoded.ended)
         put("stopped", decoded.stopped)
-        put("unknown_rows", decoded.unknown)
+        put("stale_rows", decoded.stale_rows)
         put("doubled_rows", decoded.doubled)
         put("bad_frames", seen.bad_frames)
         put("full", seen.waits)

@@ -340,6 +340,7 @@ class SchedulerPort:
         self._row.beat()
         for name, value in zip(("frames", "rows", "tokens"), self._table.pushed, strict=True):
             self._row.put(name, value)
+        self._row.put("stale_rows", self._table.stale_rows)
 
 
 def _reasons(finishes: Finishes, rows: int) -> list[tuple[int, FinishReason]]:

@@ -67,7 +67,7 @@ class RowTable:
     @property
     def stale_rows(self) -> int:
         """Rows pushed for requests that had ended, so far."""
-        return int(self._table.stale)
+        return int(self._table.stale_rows)
 
     @property
     def pushed(self) -> tuple[int, int, int]:
@@ -105,7 +105,7 @@ class RowTable:
         """
         rows = len(routes)
         first, prompt = np.empty(rows, dtype=np.uint32), np.empty(rows, dtype=np.uint32)
-        stale = ffi.new("uint32_t *")
+        stale_rows = ffi.new("uint32_t *")
         tokens = lib.outfeed_rows_advance(
             self._table,
             rows,
@@ -113,19 +113,19 @@ class RowTable:
             ffi.NULL if counts is None else _from_buffer(counts),
             _from_buffer("uint32_t[]", first),
             _from_buffer("uint32_t[]", prompt),
-            stale,
+            stale_rows,
         )
         if tokens < 0:
             row = lib.OUTFEED_ROUTE - tokens
             self.refuse_route(row, int(routes[row]))
-        return Advanced(int(tokens), first, prompt, int(stale[0]))
+        return Advanced(int(tokens), first, prompt, int(stale_rows[0]))
 
     def count(self, step: Advanced) -> None:
         """Count a step that was encoded elsewhere and is written now."""
         self._table.steps += 1
         self._table.rows += len(step.first)
         self._table.tokens += step.tokens
-        self._table.stale += step.stale_rows
+        self._table.stale_rows += step.stale_rows
 
     def retract(self, routes: NDArray[np.uint64], counts: NDArray[np.uint32] | None) -> None:
         """Take back what `advance` did for the same rows: their frame was not written."""

@@ -74,8 +74,8 @@ typedef struct {
     uint32_t failure_count, stop_count;
     uint32_t other_readers; /* whether the step has rows of this shard for others: their bits in `others` */
     uint64_t others[4];
-    uint32_t unknown; /* rows of this shard and reader whose route is not registered */
-    uint32_t doubled; /* rows that were decoded before */
+    uint32_t stale_rows; /* rows of this shard and reader whose request is not registered: dropped */
+    uint32_t doubled;    /* rows that were decoded before */
 } ofs_step;
 
 /* Totals since the shard was made. `work` counts bytes and automaton steps: what the cost is linear in. */

@@ -178,7 +178,7 @@ static void step_row(struct ofs_shard *shard, const ofs_rows *step, const row_pl
     uint32_t first = u32_at(step->first, at->row);
     slot *s = slots_find(&shard->slots, route);
     if (!s) {
-        shard->out.unknown++;
+        shard->out.stale_rows++;
         return;
     }
     if ((s->state & SLOT_ENDED) || (first < s->expected && (uint64_t)first + count <= s->expected)) {

@@ -15,7 +15,7 @@ typedef struct {
     uint64_t steps;
     uint64_t rows;
     uint64_t tokens;
-    uint64_t stale;
+    uint64_t stale_rows;
 } outfeed_table;
 
 /* Refusals of a step. They lie below the ring's own codes (ring/core/api.h), so that one number tells both. */
@@ -47,9 +47,10 @@ uint64_t outfeed_step_size(const outfeed_decode_step *step);
 int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint8_t *out);
 
 /* `first` and prompt alone, for a step that is encoded elsewhere. Returns the tokens, or as above. The table's
- * statistics stay as they are until the step is written: *stale gets how many rows were for ended requests. */
+ * statistics stay as they are until the step is written: *stale_rows gets how many
+ * were for requests that had ended. */
 int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
-                             uint32_t *first, uint32_t *prompt, uint32_t *stale);
+                             uint32_t *first, uint32_t *prompt, uint32_t *stale_rows);
 
 /* Take back what it counted in for the same rows. */
 void outfeed_rows_retract(outfeed_table *table, uint32_t rows, const void *routes, const void *counts);

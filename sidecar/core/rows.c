@@ -51,11 +51,11 @@ int outfeed_rows_live(const outfeed_table *table, uint64_t route) {
 }
 
 int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
-                             uint32_t *first, uint32_t *prompt, uint32_t *stale) {
+                             uint32_t *first, uint32_t *prompt, uint32_t *stale_rows) {
     const uint64_t *route = routes;
     const uint32_t *count = counts;
     uint64_t tokens = 0;
-    *stale = 0;
+    *stale_rows = 0;
     for (uint32_t row = 0; row < rows; row++) {
         outfeed_slot *slot = slot_of(table, route[row]);
         if (slot == NULL || slot->route == 0) {
@@ -71,7 +71,7 @@ int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *ro
         } else {
             first[row] = 0;
             prompt[row] = 0;
-            (*stale)++;
+            (*stale_rows)++;
         }
     }
     return (int64_t)tokens;
@@ -117,8 +117,8 @@ int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint
     uint8_t *column = out + PREFIX_BYTES + padded;
     uint32_t *first = (uint32_t *)(void *)(column + 8 * (size_t)rows);
     uint32_t *count_column = first + rows, *prompt = count_column + rows;
-    uint32_t stale;
-    int64_t summed = outfeed_rows_advance(table, rows, step->routes, step->counts, first, prompt, &stale);
+    uint32_t stale_rows;
+    int64_t summed = outfeed_rows_advance(table, rows, step->routes, step->counts, first, prompt, &stale_rows);
     if (summed < 0) return summed;
     if (summed != (int64_t)step->tokens) {
         outfeed_rows_retract(table, rows, step->routes, step->counts);
@@ -139,6 +139,6 @@ int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint
     table->steps++;
     table->rows += rows;
     table->tokens += step->tokens;
-    table->stale += stale;
+    table->stale_rows += stale_rows;
     return 0;
 }

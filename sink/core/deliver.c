@@ -2,7 +2,7 @@
  *
  * Per token the reader does a table look-up, two comparisons, two copies and an append. In Python that is most
  * of a gateway's time; here it is a fifth of a microsecond. This file does the usual row only. A row that is
- * late, doubled, behind a gap, the last one, or too much for its sink goes to the `odd` callback, and so do all
+ * stale, doubled, behind a gap, the last one, or too much for its sink goes to the `odd` callback, and so do all
  * decisions: Python has the rules (sink/reader.py, sink/channel.py).
  *
  * The GIL is the lock: nothing here gives it up except where it calls Python, and then what was read before is

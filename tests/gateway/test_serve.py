@@ -162,6 +162,7 @@ def test_information_and_metrics_come_from_the_instance(served: Served) -> None:
     assert 'outfeed_ring_depth_bytes{ring="egress",lane="0"}' in text
     assert 'outfeed_restarts_total{role="shard",index="0"} 0' in text
     assert 'outfeed_stopped_total{role="shard",index="0"} 0' in text
+    assert 'outfeed_stale_rows_total{role="scheduler",index="0"}' in text
 
 
 def test_an_abort_finds_its_request_on_whichever_gateway_it_runs(served: Served) -> None:

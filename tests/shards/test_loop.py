@@ -219,7 +219,7 @@ def test_unknown_and_forgotten_requests_are_dropped(make_rig: Callable[..., Rig]
     rig.push([(ROUTE, 0, [65]), (make_route(0, 0, 7, 2), 0, [66])])
     rig.shard.turn()
     assert rig.hear() == []
-    assert rig.shard.decoder.statistics.unknown == 2
+    assert rig.shard.decoder.statistics.stale_rows == 2
     assert rig.shard.decoder.live == 0
 
 

@@ -1,6 +1,7 @@
 """The scheduler's port: what it receives, what it hands over, and what it refuses."""
 
 import mmap
+import time
 from array import array
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from outfeed.ring import FrameTooLarge, LaneOwned, RingFull
 from outfeed.ring.batch import Batch, decode_batch
+from outfeed.ring.board import Role
 from outfeed.ring.families import Kind, flat_family
 from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, Message, Result, Tag, decode, encode
 from outfeed.ring.instance import InstanceGone
@@ -156,6 +158,23 @@ def test_a_step_that_found_no_room_is_not_counted_however_often_it_is_tried(
     bench.shard.release()
     port.push_tokens([A, B], [0] * 1000, [1, 999], families=logprobs)
     assert port.stale_rows == 1
+
+
+def test_whoever_looks_at_the_instance_sees_the_rows_that_came_too_late(
+    bench: Bench, port: SchedulerPort
+) -> None:
+    bench.send(generate(A))
+    port.recv()
+    port.push_tokens([A], [1], finishes={0: FinishReason.length(1)})
+    for _ in range(3):
+        port.push_tokens([A], [2])
+    assert port.stale_rows == 3
+    row = bench.instance.board.row(Role.SCHEDULER)
+    deadline = time.monotonic() + 60
+    while port.alive and row.get("stale_rows") < 3:  # shown with the heartbeat
+        assert time.monotonic() < deadline, "the board never showed them"
+        time.sleep(0.01)
+    assert (row.get("stale_rows"), row.get("rows")) == (3, 4)
 
 
 def test_a_step_larger_than_a_frame_is_refused_with_both_sizes(bench: Bench, port: SchedulerPort) -> None:
