@@ -71,11 +71,11 @@ static inline void relax(void) {
 }
 
 /* Counts forks of this process; a handle from before the last one is refused (guard.c). */
-extern _Atomic uint32_t fork_count;
+extern half fork_count;
 
 typedef struct guard {
-    _Atomic uint32_t busy;
-    _Atomic uint32_t closed;
+    half busy;
+    half closed;
     uint32_t forks;
 } guard;
 
@@ -83,16 +83,15 @@ void guard_init(guard *g);
 
 /* RING_OK and the handle is ours until guard_leave, or why not. */
 static inline int guard_enter(guard *g) {
-    if (atomic_exchange_explicit(&g->busy, 1, memory_order_acquire)) return RING_BUSY;
-    if (atomic_load_explicit(&g->closed, memory_order_relaxed) ||
-        g->forks != atomic_load_explicit(&fork_count, memory_order_relaxed)) {
-        atomic_store_explicit(&g->busy, 0, memory_order_release);
+    if (!take_guard(&g->busy)) return RING_BUSY;
+    if (peek_half(&g->closed) || g->forks != peek_half(&fork_count)) {
+        leave_guard(&g->busy);
         return RING_CLOSED;
     }
     return RING_OK;
 }
 
-static inline void guard_leave(guard *g) { atomic_store_explicit(&g->busy, 0, memory_order_release); }
+static inline void guard_leave(guard *g) { leave_guard(&g->busy); }
 
 /* Sleep on a word while it is `expected`, or wake one that does. RING_INTERRUPTED when a signal came. */
 int futex_sleep(half *flag, uint32_t expected, int64_t timeout_ns);

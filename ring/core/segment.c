@@ -86,6 +86,6 @@ void quarantine(const ring *r, uint32_t lane, uint64_t position) {
     lane_block *l = lane_at(r, lane);
     claim_owner(&l->quarantine, 0, position | 1);
     /* A writer parked on a full lane must hear of it: nobody will ever make room. */
-    fence_released();
+    fence_closed();
     wake_writer(l);
 }

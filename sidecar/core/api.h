@@ -47,8 +47,8 @@ uint64_t outfeed_step_size(const outfeed_decode_step *step);
 int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint8_t *out);
 
 /* `first` and prompt alone, for a step that is encoded elsewhere. Returns the tokens, or as above. The table's
- * statistics stay as they are until the step is written: *stale_rows gets how many
- * were for requests that had ended. */
+ * statistics stay as they are until the step is written: *stale_rows gets how many were for requests that
+ * had ended. */
 int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
                              uint32_t *first, uint32_t *prompt, uint32_t *stale_rows);
 
