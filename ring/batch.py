@@ -17,7 +17,8 @@ numbers are little-endian. `body_len` is the whole body's, `check` (core/check.h
 it and is seeded with header_len: what no range check can see, a changed token id, two swapped routes, it
 sees.
 
-Decoding is all or nothing: a Batch exists only when every check passed.
+The layout's numbers are core/batch.h's. Decoding is all or nothing: a Batch exists only when every check
+passed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,8 +28,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ._body import (
+    COUNTS_AT,
+    EGRESS_ROW_BYTES,
+    FIRST_AT,
+    PREFIX_BYTES,
+    PROMPT_TOKENS_AT,
+    ROW_BYTES,
+    TEXT_LENS_AT,
+    VERSION,
+)
 from ._core import lib
-from .checked import MAX_ROWS, PREFIX, PREFIX_BYTES, ROW_BYTES, VERSION, BadBatch, Checked, check_batch
+from .checked import MAX_ROWS, PREFIX, BadBatch, Checked, check_batch
 from .families import FAMILIES, Families, TokenTexts, encode_family, encode_texts, spans
 from .finish import FinishReason
 from .frames import Buffer
@@ -258,9 +269,9 @@ def as_batch(step: Checked) -> Batch:
     batch = Batch(
         step.stamp_ns,
         step.routes(),
-        np.frombuffer(raw, _U32, rows, data + 8 * rows),
-        np.frombuffer(raw, _U32, rows, data + 12 * rows),
-        np.frombuffer(raw, _U32, rows, data + 16 * rows),
+        np.frombuffer(raw, _U32, rows, data + FIRST_AT * rows),
+        np.frombuffer(raw, _U32, rows, data + COUNTS_AT * rows),
+        np.frombuffer(raw, _U32, rows, data + PROMPT_TOKENS_AT * rows),
         np.frombuffer(raw, _I32, step.tokens, data + ROW_BYTES * rows),
         step.finishes,
         families=step.families,
@@ -270,8 +281,9 @@ def as_batch(step: Checked) -> Batch:
     if step.text_at is not None and step.text_bytes is not None:
         at = step.text_at
         batch.generated = np.frombuffer(raw, _U32, rows, at)
-        batch.text_lens = np.frombuffer(raw, _U32, rows, at + 4 * rows)
-        batch.text = raw[at + 8 * rows : at + 8 * rows + step.text_bytes]
+        batch.text_lens = np.frombuffer(raw, _U32, rows, at + TEXT_LENS_AT * rows)
+        text = at + EGRESS_ROW_BYTES * rows
+        batch.text = raw[text : text + step.text_bytes]
     return batch
 
 

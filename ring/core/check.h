@@ -6,7 +6,7 @@
  * who can write the segment: that one can write a right check as well.
  *
  * A header of its own, so that whoever builds a body in C (the sidecar's core) seals it the same way.
- * Little-endian, like the body. Its one other speaker is ring/batch.py.
+ * Little-endian, like the body. batch.h, beside it, says what a body is made of.
  */
 #ifndef OUTFEED_CHECK_H
 #define OUTFEED_CHECK_H

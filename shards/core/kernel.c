@@ -3,10 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "../../ring/core/check.h"
-
-/* Of a BATCH body: header_len, body_len, check. */
-#define PREFIX_BYTES 16u
+#include "../../ring/core/batch.h"
 
 enum { COLUMN_FIRST, COLUMN_COUNTS, COLUMN_PROMPT, COLUMN_GENERATED, COLUMN_TEXT, COLUMN_SOURCE, COLUMNS };
 
@@ -271,9 +268,9 @@ static uint8_t *pack_column(uint8_t *at, const void *from, size_t bytes)
 int64_t ofs_pack(ofs_shard *shard, const uint8_t *header, uint32_t header_len, const uint8_t **body)
 {
     const ofs_step *out = &shard->out;
-    size_t rows = out->rows, header_pad = -header_len & 7u, text_pad = -out->text_bytes & 3u;
-    size_t size = PREFIX_BYTES + header_len + header_pad + 28 * rows + 4 * (size_t)out->tokens +
-                  out->text_bytes + text_pad;
+    size_t rows = out->rows, padded = batch_padded_header(header_len), text_pad = -out->text_bytes & 3u;
+    size_t size = BATCH_PREFIX + padded + (BATCH_ROW + BATCH_EGRESS_ROW) * rows +
+                  BATCH_ID * (size_t)out->tokens + out->text_bytes + text_pad;
     if (size > UINT32_MAX) return OFS_TOO_MUCH;
     if (shard->frame_cap < size) {
         uint8_t *frame = realloc(shard->frame, 2 * size);
@@ -281,9 +278,9 @@ int64_t ofs_pack(ofs_shard *shard, const uint8_t *header, uint32_t header_len, c
         shard->frame = frame;
         shard->frame_cap = 2 * size;
     }
-    uint8_t *at = pack_column(shard->frame + PREFIX_BYTES, header, header_len);
-    memset(at, 0, header_pad);
-    at = pack_column(at + header_pad, out->routes, 8 * rows);
+    uint8_t *at = pack_column(shard->frame + BATCH_PREFIX, header, header_len);
+    memset(at, 0, padded - header_len);
+    at = pack_column(shard->frame + BATCH_PREFIX + padded, out->routes, 8 * rows);
     at = pack_column(at, out->first, 4 * rows);
     at = pack_column(at, out->counts, 4 * rows);
     at = pack_column(at, out->prompt_tokens, 4 * rows);
@@ -292,10 +289,7 @@ int64_t ofs_pack(ofs_shard *shard, const uint8_t *header, uint32_t header_len, c
     at = pack_column(at, out->text_lens, 4 * rows);
     at = pack_column(at, out->text, out->text_bytes);
     memset(at, 0, text_pad);
-    uint32_t lengths[2] = {header_len, (uint32_t)size};
-    uint64_t check = outfeed_check_bytes(shard->frame + PREFIX_BYTES, size - PREFIX_BYTES, header_len);
-    memcpy(shard->frame, lengths, 8);
-    memcpy(shard->frame + 8, &check, 8);
+    batch_seal(shard->frame, size, header_len);
     *body = shard->frame;
     return (int64_t)size;
 }

@@ -4,8 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
+from outfeed.ring import _body
 from outfeed.ring._body import probe
-from outfeed.ring.batch import BadBatch, Batch, decode_batch, encode_batch
+from outfeed.ring.batch import BadBatch, Batch, check_batch, decode_batch, encode_batch
+from outfeed.ring.checked import PREFIX
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
 
@@ -72,6 +74,19 @@ def test_a_column_of_the_other_byte_order_is_refused_by_name(place: int, name: s
     columns[place] = _columns(">")[place]
     with pytest.raises(ValueError, match=f"{name} is >"):
         encode_batch(77, *columns)
+
+
+def test_c_and_python_have_one_layout() -> None:
+    """The numbers of core/batch.h against a body that numpy and struct laid out."""
+    assert PREFIX.size == _body.PREFIX_BYTES
+    starts = np.cumsum([0, *(column.itemsize for column in _columns("<")[:4])]).tolist()
+    assert starts == [0, _body.FIRST_AT, _body.COUNTS_AT, _body.PROMPT_TOKENS_AT, _body.ROW_BYTES]
+    lens = np.array([1, 0, 2], "<u4")
+    egress = join(encode_batch(77, *_columns("<"), generated=lens, text_lens=lens, text=b"abc"))
+    step = check_batch(egress)
+    assert step.text_at == step.data + 3 * _body.ROW_BYTES + _columns("<")[4].nbytes
+    assert egress[step.text_at + 3 * _body.TEXT_LENS_AT :][: lens.nbytes] == lens.tobytes()
+    assert egress[step.text_at + 3 * _body.EGRESS_ROW_BYTES :] == b"abc\0"
 
 
 def test_select_takes_only_those_rows() -> None:
