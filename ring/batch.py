@@ -177,7 +177,7 @@ class Batch:
 
 def encode_endings(finishes: Iterable[tuple[int, FinishReason]]) -> bytes:
     """Return the finish reasons as they stand in a header, for whoever writes the rest of it in C itself."""
-    return _encode_header([(row, reason.to_json()) for row, reason in finishes])
+    return _encode_header(_endings(finishes))
 
 
 def egress_header(
@@ -189,10 +189,7 @@ def egress_header(
     ended: Sequence[int] = (),
 ) -> bytes:
     """Return the header of an egress form without families, for whoever writes its columns in C itself."""
-    endings = [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
-    if ended:
-        return _encode_header((VERSION, stamp_ns, rows, tokens, endings, text_bytes, (), None, ended))
-    return _encode_header((VERSION, stamp_ns, rows, tokens, endings, text_bytes, (), None))
+    return _header(stamp_ns, rows, tokens, finishes, text_bytes, (), None, ended)
 
 
 def encode_batch(
@@ -217,18 +214,9 @@ def encode_batch(
     not at all (step form). Raises ValueError naming the column when they do not fit each other. The text is
     taken as it is: a reader rejects the frame if it is not UTF-8, or a row's part begins inside a character.
     """
-    rows, tokens = len(routes), len(ids)
-    if not (
-        routes.dtype == _U64
-        and first.dtype == counts.dtype == prompt_tokens.dtype == _U32
-        and ids.dtype == _I32
-        and len(first) == len(counts) == len(prompt_tokens) == rows <= MAX_ROWS
-    ):
-        raise ValueError(_misfit(routes, first, counts, prompt_tokens, ids))
-    total = int(np.add.reduce(counts))
-    if total != tokens:
-        raise ValueError(f"counts add up to {total} tokens, but ids has {tokens}")
+    rows = len(routes)
     columns: list[Any] = [routes, first, counts, prompt_tokens, ids]
+    _check_core(*columns)
     text_bytes = None
     if text_lens is not None or generated is not None or text is not None:
         text_bytes = _add_text(columns, rows, generated, text_lens, text)
@@ -239,20 +227,7 @@ def encode_batch(
     if texts is not None:
         texts_size, added = encode_texts(texts, rows)
         columns += added
-    endings = [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
-    header = _encode_header(
-        (
-            VERSION,
-            stamp_ns,
-            rows,
-            tokens,
-            endings,
-            text_bytes,
-            sizes,
-            texts_size,
-            *((ended,) if ended else ()),
-        )
-    )
+    header = _header(stamp_ns, rows, len(ids), finishes, text_bytes, sizes, texts_size, ended)
     header_len = len(header)
     columns.insert(0, header + _PADS[-header_len % 8])
     return _sealed(header_len, columns)
@@ -349,6 +324,38 @@ def _add_families(columns: list[Any], rows: int, families: Families) -> list[tup
             sizes.append(entry)
             columns += added
     return sizes if any(sizes) else []
+
+
+def _endings(finishes: Iterable[tuple[int, FinishReason]]) -> Sequence[tuple[int, Any]]:
+    return [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
+
+
+def _header(
+    stamp_ns: int,
+    rows: int,
+    tokens: int,
+    finishes: Iterable[tuple[int, FinishReason]],
+    text_bytes: int | None,
+    families: Sequence[tuple[int, int, int] | None],
+    texts: tuple[int, int, int] | None,
+    ended: Sequence[int],
+) -> bytes:
+    header = (VERSION, stamp_ns, rows, tokens, _endings(finishes), text_bytes, families, texts)
+    return _encode_header((*header, ended) if ended else header)
+
+
+def _check_core(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) -> None:
+    """Raise ValueError unless the core columns fit each other."""
+    if not (
+        routes.dtype == _U64
+        and first.dtype == counts.dtype == prompt_tokens.dtype == _U32
+        and ids.dtype == _I32
+        and len(first) == len(counts) == len(prompt_tokens) == len(routes) <= MAX_ROWS
+    ):
+        raise ValueError(_misfit(routes, first, counts, prompt_tokens, ids))
+    total = int(np.add.reduce(counts))
+    if total != len(ids):
+        raise ValueError(f"counts add up to {total} tokens, but ids has {len(ids)}")
 
 
 def _sealed(header_len: int, parts: list[Any]) -> list[Buffer]:
