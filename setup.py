@@ -88,9 +88,15 @@ if __name__ == "__main__":
         cmdclass={"build_py": BuildPy},
         cffi_modules=["setup.py:ring", "setup.py:ingress", "setup.py:shards", "setup.py:sidecar"],
         ext_modules=[
-            methods("ring._fast", "ring/core/python/fast.c", "ring/core/api.h"),
+            methods("ring._fast", "ring/core/python/fast.c", "ring/core/api.h", "ring/core/clock.h"),
             methods("ring._body", "ring/core/python/body.c", *BODY),
-            methods("sidecar._push", "sidecar/core/python/push.c", "ring/core/api.h", "sidecar/core/api.h"),
+            methods(
+                "sidecar._push",
+                "sidecar/core/python/push.c",
+                "ring/core/api.h",
+                "ring/core/clock.h",
+                "sidecar/core/api.h",
+            ),
             methods("sink._deliver", "sink/core/deliver.c", "sink/core/fields.h"),
         ],
     )

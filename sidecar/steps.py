@@ -23,11 +23,9 @@ from ._push import Pusher
 from ._rows import lib
 from .rows import RowTable, address
 
-MAX_ROWS: Final = 1 << 16
-"""Rows of one step at most, as in core/python/push.c."""
+MAX_ROWS: Final[int] = lib.OUTFEED_MAX_ROWS
+"""Rows of one step at most."""
 _CODES: Final[dict[Any, str]] = {np.uint64: "Q", np.uint32: "I", np.int32: "i"}
-_ROWS: Final = -41
-_COUNTS: Final = -42
 
 
 class StepWriter(Pusher):
@@ -58,9 +56,9 @@ class StepWriter(Pusher):
         """Write a step that has optional columns; return its stamp. Raises what `push` does."""
         rows, tokens, stamp = len(routes), len(ids), time.monotonic_ns()
         if not 1 <= rows <= MAX_ROWS:
-            self._refuse(_ROWS, 0, routes, ids, counts, timeout)
+            self._refuse(lib.OUTFEED_ROWS, 0, routes, ids, counts, timeout)
         if counts is not None and len(counts) != rows:
-            self._refuse(_COUNTS, 0, routes, ids, counts, timeout)
+            self._refuse(lib.OUTFEED_COUNTS, 0, routes, ids, counts, timeout)
         step = self._table.advance(routes, counts)
         try:
             if step.tokens != tokens:
@@ -81,9 +79,9 @@ class StepWriter(Pusher):
         rows = len(routes)
         if code <= lib.OUTFEED_ROUTE:
             self._table.refuse_route(lib.OUTFEED_ROUTE - code, int(routes[lib.OUTFEED_ROUTE - code]))
-        if code == _ROWS:
+        if code == lib.OUTFEED_ROWS:
             raise ValueError(f"a step has 1 to {MAX_ROWS} rows, not {rows}")
-        if code == _COUNTS:
+        if code == lib.OUTFEED_COUNTS:
             raise ValueError(f"counts has {len(counts)} entries for {rows} rows")
         if code == lib.OUTFEED_TOKENS:
             total = rows if counts is None else sum(map(int, counts))

@@ -13,10 +13,10 @@
 #include <time.h>
 
 #include "api.h"
+#include "clock.h"
 #include "fences.h"
 #include "layout.h"
 
-#define NS_PER_S INT64_C(1000000000)
 #define LONGEST_SLEEP_NS NS_PER_S /* no sleep is longer: a lost wake-up may cost a moment, never a hang */
 
 #define LAST_POSITION (UINT64_C(1) << 62)
@@ -55,12 +55,6 @@ static inline int sane_span(const ring *r, uint64_t head, uint64_t tail) {
 
 /* Close a lane to everyone; the first position found stays. */
 void quarantine(const ring *r, uint32_t lane, uint64_t position);
-
-static inline int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * NS_PER_S + t.tv_nsec;
-}
 
 static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)

@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-int outfeed_ring_abi(void) { return 1; }
-
 static uint64_t align_up(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
 
 static uint64_t heads_offset(uint32_t lanes, uint32_t consumers) {

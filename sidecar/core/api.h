@@ -18,8 +18,16 @@ typedef struct {
     uint64_t stale_rows;
 } outfeed_table;
 
+/* Rows of one step at most. */
+enum { OUTFEED_MAX_ROWS = 65536 };
+
 /* Refusals of a step. They lie below the ring's own codes (ring/core/api.h), so that one number tells both. */
-enum { OUTFEED_TOKENS = -32, OUTFEED_ROUTE = -64 };
+enum {
+    OUTFEED_TOKENS = -32, /* the counts do not sum to the number of ids */
+    OUTFEED_ROWS = -41,   /* no rows, or too many */
+    OUTFEED_COUNTS = -42, /* not one count per row */
+    OUTFEED_ROUTE = -64   /* minus the row whose route is refused: must be the lowest */
+};
 
 /* One decode step, as its caller has it: columns are checked for their types and lengths, not for what is
  * in them. `counts` NULL stands for one token each; `endings` is the msgpack array of [row, finish reason]
