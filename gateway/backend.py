@@ -148,6 +148,8 @@ class FrontBackend:
 # Counters of the board that are figures, and who has them.
 _COUNTED: Final[tuple[tuple[str, str, tuple[Role, ...]], ...]] = (
     ("stopped", "Requests that a shard ended at a stop it found.", (Role.SHARD,)),
+    ("corrupt_lanes", "Lanes that a shard found corrupt and goes on without.", (Role.SHARD,)),
+    ("no_reader", "Frames of a shard for a gateway that is not there.", (Role.SHARD,)),
     (
         "stale_rows",
         "Rows of requests that are not live in this process: ended, or never there.",

@@ -31,9 +31,8 @@ from .segment import Segment, attach, create, unlink
 
 MAGIC: Final = b"OUTFEEDB"
 VERSION: Final = 1
-MAX_SHARDS: Final = 64
-MAX_READERS: Final = 64
-MAX_RANKS: Final = 64
+MAX_EACH: Final = 64
+"""Shards, readers and ranks of an instance, each at most; fewer than a route could name."""
 
 _HEADER: Final = struct.Struct("<8sIII")
 _LAUNCHER_WORD: Final = 4  # u64 index of the launcher's owner word in the header
@@ -58,6 +57,8 @@ COUNTERS: Final = (
     "wakes",  # times this process woke up
     "table",  # shard: 1 when the token table decodes, 0 when the fallback does
     "stopped",  # shard: requests it ended at a stop it found; their reader aborts them
+    "corrupt_lanes",  # shard: lanes it found corrupt and goes on without
+    "no_reader",  # shard: frames for a reader that is not there, dropped
 )
 
 
@@ -89,7 +90,7 @@ class State(IntEnum):
     FAILED = 4
 
 
-_Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_EACH)]
 _Bytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 32)]
 
 
@@ -215,8 +216,13 @@ class Board:
         Raises:
             NoRoom: /dev/shm has too little room.
             FileExistsError: the instance has a board already.
+            ValueError: the configuration has a value out of its limits: nobody could attach to it.
         """
         data = msgspec.json.encode(config)
+        try:
+            msgspec.json.decode(data, type=InstanceConfig)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"instance {config.instance!r} cannot be: {error}") from None
         if len(data) > _ROWS_AT - _CONFIG_AT:
             raise ValueError(
                 f"the configuration takes {len(data)} bytes, the board holds {_ROWS_AT - _CONFIG_AT}"

@@ -12,7 +12,6 @@ from enum import IntEnum
 from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from .route import MAX_READERS, MAX_SHARDS
@@ -246,11 +245,6 @@ def decode(tag: int, body: bytes | memoryview) -> Message | Handover:
 def join(parts: Sequence[Buffer]) -> bytes:
     """Return a frame's parts as one piece, for what keeps a frame outside a lane."""
     return b"".join(parts)  # type: ignore[arg-type]  # numpy's arrays are buffers, its 3.11 stubs do not say so
-
-
-def ids_from(raw: bytes) -> NDArray[np.int32]:
-    """View a frame's id field (i32 little-endian) as an array, without a copy."""
-    return np.frombuffer(raw, dtype="<i4")
 
 
 def _fault(message: Message | Handover) -> str | None:

@@ -141,3 +141,5 @@ class _Life:
         put("bad_frames", seen.bad_frames)
         put("full", seen.waits)
         put("wakes", seen.wakes)
+        put("corrupt_lanes", seen.corrupt_lanes)
+        put("no_reader", seen.no_reader)

@@ -87,7 +87,6 @@ class _Child:
     strikes: int = 0
     start_at: float | None = 0.0
     ever_ran: bool = False
-    restarts: int = 0
     told: bool = False
     """It was told to end so that a new one takes its place: no fault of its own."""
 
@@ -133,11 +132,6 @@ class Supervisor:
             and owner.pid == child.pid
             for child in self._children
         )
-
-    @property
-    def restarts(self) -> int:
-        """How many shards have been replaced so far."""
-        return sum(child.restarts for child in self._children)
 
     def roll(self) -> None:
         """Replace every shard, one after the other: `tend` takes the next when the one before it runs."""
@@ -220,7 +214,6 @@ class Supervisor:
             min(self._policy.pause_s * 2**child.strikes, self._policy.pause_limit_s) if child.strikes else 0.0
         )
         child.start_at = time.monotonic() + pause
-        child.restarts += 1
         row = self._board.row(Role.SHARD, child.shard)
         row.epoch += 1
         log.warning(

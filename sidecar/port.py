@@ -60,7 +60,6 @@ class SchedulerPort:
 
     def __init__(self, instance: Instance, rank: int) -> None:
         self._instance = instance
-        self._rank = rank
         config = instance.config
         self._row = instance.board.row(Role.SCHEDULER, rank)
         self._table = RowTable(config.readers, config.slots)

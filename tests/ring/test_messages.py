@@ -21,7 +21,6 @@ from outfeed.ring.frames import (
     Tag,
     decode,
     encode,
-    ids_from,
 )
 
 ROUTE = (7 << 36) | 42
@@ -112,7 +111,3 @@ def test_nesting_without_end_is_refused() -> None:
     body = msgspec.msgpack.encode([5, "r", b""])[:-2] + b"\xc4\0" + b"\x81\xa1a" * 100_000
     with pytest.raises(BadFrame):
         decode(Tag.GENERATE, b"\x95" + body[1:])
-
-
-def test_ids_are_a_view() -> None:
-    assert ids_from(b"\x01\0\0\0\xff\xff\xff\xff").tolist() == [1, -1]
