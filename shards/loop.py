@@ -111,7 +111,8 @@ class Shard:
         self._egress = egress
         self._reader = 0
         self._writers: dict[int, LaneWriter] = {}
-        self._restored: defaultdict[int, set[int]] = defaultdict(set)  # epoch → readers that are done
+        self._awaited: int | None = None  # while this shard takes over: its epoch
+        self._restored: set[int] = set()  # readers that have answered it
         self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
         self._lives = lives
         self._beat = beat
@@ -135,11 +136,12 @@ class Shard:
         meanwhile is not waited for, nor is one that says nothing for `limit_s` seconds: its requests then
         end by the gap that it sees.
         """
+        self._awaited = epoch
         asked = list(readers())
         for reader in asked:
             self._write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
         deadline = time.monotonic() + limit_s
-        while missing := (set(asked) & set(readers())) - self._restored[epoch]:
+        while missing := (set(asked) & set(readers())) - self._restored:
             if time.monotonic() > deadline:
                 log.error(
                     "shard %d goes on without readers %s: no RESTORED within %.1f s",
@@ -219,8 +221,8 @@ class Shard:
 
     def _handover(self, message: Takeover | Restored | Attach) -> None:
         match message:
-            case Restored(reader, shard, epoch) if shard == self.number:
-                self._restored[epoch].add(reader)
+            case Restored(reader, shard, epoch) if (shard, epoch) == (self.number, self._awaited):
+                self._restored.add(reader)
             case Attach(reader):
                 self.forget_reader(reader)
 
