@@ -18,7 +18,7 @@ import numpy as np
 from cases import beyond
 from outfeed.ring.batch import Batch
 from outfeed.ring.finish import FinishReason
-from outfeed.ring.frames import DecodeOptions, Register
+from outfeed.ring.frames import PROMPT_TAIL, DecodeOptions, Register
 from outfeed.ring.route import make_route
 from outfeed.shards.decoder import Decoder
 from outfeed.shards.errors import TokenizerFileError
@@ -28,7 +28,6 @@ from outfeed.shards.table import TokenTable, load_tokenizer
 from tokenizers import Tokenizer
 
 TEXT = Path(__file__).parent / "data" / "multilingual.txt"
-PROMPT_TAIL = 64
 SHOWN = 5
 
 

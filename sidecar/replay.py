@@ -27,7 +27,7 @@ from ..ring import logs
 from ..ring.errors import RingError, RingFull
 from ..ring.families import Family
 from ..ring.finish import FinishReason
-from ..ring.frames import Abort, Control, Generate, LogprobOptions
+from ..ring.frames import PROMPT_TAIL, Abort, Control, Generate, LogprobOptions
 from ..ring.process import die_with_parent
 from .port import SchedulerPort
 from .replay_columns import logprob_families
@@ -36,8 +36,6 @@ from .steps import MAX_ROWS
 log = logging.getLogger(__name__)
 
 NO_LIMIT: Final = 1 << 30
-# Of a prompt, the ids that its output's first text follows on.
-PROMPT_TAIL: Final = 64
 # Ids more than a stop can have: some have no text (special ones that are skipped).
 SLACK: Final = 32
 PUSH_WAIT_S: Final = 0.5

@@ -78,6 +78,8 @@ class TestEachMessage:
         (Tag.ERROR, [5, "500", "x", "y"], "Expected `int`, got `str`"),
         (Tag.GENERATE, [5, "r", b"\0" * 5, {}], "input_ids has 5 bytes, not a multiple of 4"),
         (Tag.REGISTER, [5, "r", [], b"\0" * 3, 1], "prompt_tail has 3 bytes"),
+        (Tag.REGISTER, [5, "r", [], b"\0" * 260, 65], "prompt_tail has 65 ids, more than the last 64"),
+        (Tag.RESTORE, [5, "r", [], b"\0" * 260, 65, b"", 0], "prompt_tail has 65 ids"),
         (Tag.REGISTER, [5, "r", [], b"", -1], "prompt_tokens -1 is negative"),
         (Tag.RESTORE, [5, "r", [], b"", 1, b"\0", 0], "ids has 1 bytes"),
         (Tag.RESTORE, [5, "r", [], b"", 1, b"", -2], "text_bytes -2 is negative"),
