@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from .. import __version__
 from ..ingress.errors import BadRequest, Refused, Unavailable, show
 from ..ingress.request import MAX_RID_BYTES, decode_body
 from ..sink import ChunkEvent, Done, Error
@@ -47,7 +48,7 @@ class Options:
 
     incremental: bool = False
     api_key: str = ""
-    version: str = "0.1.0"
+    version: str = __version__
 
 
 class Others(Protocol):

@@ -25,7 +25,7 @@ outfeed_python() {
 }
 
 outfeed_stamp() {
-    (cd "$ROOT" && cat pyproject.toml setup.py ./*/core/*.h ./*/core/*.c ./*/core/python/*.c | cksum | tr ' ' '-')
+    (cd "$ROOT" && cat pyproject.toml setup.py __init__.py ./*/core/*.h ./*/core/*.c ./*/core/python/*.c | cksum | tr ' ' '-')
 }
 
 outfeed_install() {
