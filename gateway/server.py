@@ -37,6 +37,7 @@ from .siblings import Siblings
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
+MAX_PORT = 65535
 
 
 class ServerError(RuntimeError):
@@ -165,11 +166,20 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def port_number(text: str) -> int:
+    """Read a port's number for argparse: what is out of range would be taken modulo 65536, unsaid."""
+    if text.isascii() and text.isdigit() and int(text) <= MAX_PORT:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no port: give 0 to {MAX_PORT}; 0 takes a free one")
+
+
 def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that a gateway process and `serve` share."""
     limits = Limits()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback only)")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default 8000)")
+    parser.add_argument(
+        "--port", type=port_number, default=8000, metavar="N", help="port; 0 takes a free one (default 8000)"
+    )
     parser.add_argument(
         "--api-key",
         default="",

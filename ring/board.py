@@ -33,6 +33,9 @@ MAGIC: Final = b"OUTFEEDB"
 VERSION: Final = 1
 MAX_EACH: Final = 64
 """Shards, readers and ranks of an instance, each at most; fewer than a route could name."""
+MIN_LANE_BYTES: Final = 1 << 12
+MAX_LANE_BYTES: Final = 1 << 30
+MAX_HEARTBEAT_LIMIT_S: Final = 3600
 
 _HEADER: Final = struct.Struct("<8sIII")
 _LAUNCHER_WORD: Final = 4  # u64 index of the launcher's owner word in the header
@@ -91,7 +94,7 @@ class State(IntEnum):
 
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_EACH)]
-_Bytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 32)]
+_Bytes = Annotated[int, msgspec.Meta(ge=MIN_LANE_BYTES, le=MAX_LANE_BYTES)]
 
 
 class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, kw_only=True):
@@ -110,7 +113,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, k
     control_bytes: _Bytes = 1 << 23
     step_bytes: _Bytes = 1 << 23
     egress_bytes: _Bytes = 1 << 23
-    heartbeat_limit_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5.0
+    heartbeat_limit_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_HEARTBEAT_LIMIT_S)] = 5.0
 
 
 class BoardRow:

@@ -439,7 +439,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: deepseek)"
     )
-    parser.add_argument("--text", type=Path, default=DEFAULT_TEXT)
+    parser.add_argument(
+        "--text", metavar="FILE", type=Path, default=DEFAULT_TEXT, help="UTF-8 text (default: the demo's)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--private-shm", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
