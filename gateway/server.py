@@ -30,7 +30,7 @@ from .app import App, Options
 from .backend import Backend, FrontBackend
 from .chat import ChatTemplate, NoTemplate
 from .connection import Connections
-from .front import Front
+from .front import Front, NoTokenizer
 from .limits import Limits
 from .siblings import Siblings
 
@@ -131,9 +131,19 @@ class Serving:
 
 
 async def serve(app: App, serving: Serving, ready: str = "", siblings: Siblings | None = None) -> None:
-    """Serve until a signal. Prints `ready` and the address when it accepts."""
+    """Serve until a signal. Prints `ready` and the address when it accepts.
+
+    Raises:
+        ServerError: the address cannot be had, or the socket that the other gateways talk to.
+    """
     if siblings is not None:
-        siblings.start()
+        try:
+            siblings.start()
+        except OSError as error:
+            raise ServerError(
+                f"cannot open the socket to the other gateways: {error.strerror}; another process has this "
+                "--reader number: end it, or take another number"
+            ) from None
         app.siblings = siblings
     server = Server(app, listen(serving.host, serving.port))
     await server.start()
@@ -243,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 app.metrics.state,
             )
             uvloop.run(serve(app, serving, ready, siblings))
-    except (ServerError, RingError, IndexError) as error:
+    except (ServerError, NoTokenizer, RingError, IndexError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
     return 0

@@ -379,6 +379,22 @@ def load_text(path: str) -> str:
     return text
 
 
+def load_tokenizer(path: str) -> Any:
+    """Load a tokenizer.json.
+
+    Raises:
+        ValueError: it cannot be loaded; the message says which and why.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # the library raises plain Exception, whatever is wrong
+        raise ValueError(
+            f"cannot load the tokenizer {path}: {error}; give the instance's tokenizer.json"
+        ) from error
+
+
 def load_corpus(tokenizer: Any, text: str) -> NDArray[np.int32]:
     """Return the token ids of a text, i32[tokens], without special tokens added around it."""
     return np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
@@ -407,11 +423,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    from tokenizers import Tokenizer
 
     try:
         options = ReplayOptions(args.batch, args.tokens_per_step, args.steps_per_second or None, args.seed)
-        tokenizer = Tokenizer.from_file(args.tokenizer)
+        tokenizer = load_tokenizer(args.tokenizer)
         corpus = load_corpus(tokenizer, load_text(args.text))
         with SchedulerPort.attach(args.instance) as port:
             Replay(port, corpus, tokenizer, options).run(lambda: stopped)
