@@ -1,6 +1,6 @@
 """Chaos: hurts a running pipeline in every way we know, and compares every stream with the truth.
 
-A launcher with its shards, a replay scheduler and several gateway processes keep hundreds of streams going.
+A launcher with its shards, a replay scheduler and gateway processes (two, with 60 streams each) are at work.
 Meanwhile, from a seed: shards are killed (one, two at once, two in a row), stopped until they count as hung,
 stopped for a moment; schedulers and gateways are killed or stopped for a moment; /dev/shm is filled to the
 last byte; clients vanish. The next hurt comes when the last one has healed. At the end every stream must

@@ -37,9 +37,9 @@ def imports(path: Path, package: str) -> Iterator[tuple[int, str]]:
         for name in names:
             first, *rest = name.split(".")
             if first == "outfeed" and rest and rest[0] in OURS:
-                yield node.lineno, rest[0]
+                yield getattr(node, "lineno", 0), rest[0]
             elif first in OUTSIDE:
-                yield node.lineno, first
+                yield getattr(node, "lineno", 0), first
 
 
 def against(path: Path, package: str, table: dict[str, set[str]]) -> list[str]:
