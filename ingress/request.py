@@ -24,7 +24,7 @@ from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, brings_new_pa
 
 MAX_BODY_BYTES = 16 << 20
 MAX_BATCH = 1024
-MAX_RID_BYTES = 256
+MAX_RID_CHARACTERS = 256
 MAX_WAITING_TEXTS = 4096
 SHORT_CHARACTERS = 256
 """Texts this short together are tokenized at once: that takes less than waking a thread and the way back."""
@@ -352,8 +352,8 @@ def _rids(value: Any, count: int, batch: bool) -> list[str]:
 
 
 def _rid(value: Any, name: str) -> str:
-    if type(value) is not str or not value or len(value) > MAX_RID_BYTES:
-        raise BadRequest(name, f"must be a string of 1 to {MAX_RID_BYTES} characters, got {show(value)}")
+    if type(value) is not str or not value or len(value) > MAX_RID_CHARACTERS:
+        raise BadRequest(name, f"must be a string of 1 to {MAX_RID_CHARACTERS} characters, got {show(value)}")
     return text(value, name)
 
 

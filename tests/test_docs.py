@@ -86,8 +86,9 @@ SAID = [
         "docs/ingress.md",
         f"a stop string {fields.MAX_STOP_BYTES:,} bytes, a grammar {fields.MAX_GRAMMAR_BYTES // MIB} MiB, "
         f"{fields.MAX_STOP_TOKEN_IDS:,} stop token ids, `custom_params` {fields.MAX_CUSTOM_ENTRIES} keys and "
-        f"{fields.MAX_CUSTOM_VALUES:,} values, a body {request.MAX_BODY_BYTES // MIB} MiB, a batch "
-        f"{request.MAX_BATCH:,} prompts",
+        f"{fields.MAX_CUSTOM_VALUES:,} values (a key {fields.MAX_CUSTOM_KEY_CHARACTERS} characters, a string "
+        f"{fields.MAX_CUSTOM_CHARACTERS:,}), a body {request.MAX_BODY_BYTES // MIB} MiB, a batch "
+        f"{request.MAX_BATCH:,} prompts, a rid {request.MAX_RID_CHARACTERS} characters",
     ),
     ("docs/ingress.md", f"at most {request.MAX_WAITING_TEXTS:,} waiting"),
     ("docs/ingress.md", f"That is {sampling.CHARACTERS_PER_TOKEN} unless the server says otherwise"),
