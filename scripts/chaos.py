@@ -37,8 +37,8 @@ from outfeed.shards.launcher import find_tokenizer
 from pipeline import Pipeline, PipelineError, demo_tokenizer
 from rich.console import Console
 from rich.table import Table
+from texts import MULTILINGUAL
 
-DEFAULT_TEXT = Path(__file__).parent / "data" / "multilingual.txt"
 HEAL_LIMIT_S = 30.0
 HEARTBEAT_LIMIT_S = 1.0
 SHM = Path("/dev/shm")
@@ -440,7 +440,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: deepseek)"
     )
     parser.add_argument(
-        "--text", metavar="FILE", type=Path, default=DEFAULT_TEXT, help="UTF-8 text (default: the demo's)"
+        "--text", metavar="FILE", type=Path, default=MULTILINGUAL, help="UTF-8 text (default: the demo's)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--private-shm", action="store_true", help=argparse.SUPPRESS)

@@ -25,9 +25,9 @@ from outfeed.shards.errors import TokenizerFileError
 from outfeed.shards.fallback import TokenizerText
 from outfeed.shards.pipeline import BYTE_TOKEN, byte_level
 from outfeed.shards.table import TokenTable, load_tokenizer
+from texts import MULTILINGUAL
 from tokenizers import Tokenizer
 
-TEXT = Path(__file__).parent / "data" / "multilingual.txt"
 SHOWN = 5
 
 
@@ -227,7 +227,7 @@ def main() -> int:
 
 
 def _read(path: str | None) -> str:
-    where = Path(path) if path else TEXT
+    where = Path(path) if path else MULTILINGUAL
     try:
         text = where.read_text(encoding="utf-8")
     except OSError as error:

@@ -15,17 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from outfeed.gateway.server import ServerError, add_gateway_arguments, listen
 from outfeed.ring.errors import RingError
 from outfeed.ring.instance import InstanceGone
 from outfeed.shards.launcher import LaunchError, add_instance_arguments, instance_options, make_config
 from pipeline import START_LIMIT_S, Pipeline, PipelineError, demo_tokenizer
+from texts import MULTILINGUAL, TEMPLATE
 
-DATA = Path(__file__).parent / "data"
-TEXT = DATA / "multilingual.txt"
-TEMPLATE = DATA / "chat_template.jinja"
 CHECK_EVERY_S = 0.25
 MAX_DEATHS = 5
 """Gateways that may die within a minute before serving is given up."""
@@ -182,7 +179,7 @@ def serve(args: argparse.Namespace, signals: Signals) -> None:
     args.tokenizer = args.tokenizer or demo_tokenizer()
     tokenizer = make_config(args.instance, args, args.gateways).tokenizer
     launch = [*instance_options(args), "--readers", str(args.gateways)]
-    text = args.text or str(TEXT)
+    text = args.text or str(MULTILINGUAL)
     replay = ["--tokenizer", tokenizer, "--text", text, "--batch", str(args.batch)]
     replay += [
         "--tokens-per-step",

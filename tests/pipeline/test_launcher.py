@@ -13,7 +13,9 @@ from outfeed.ring.board import MAX_LANE_BYTES, MIN_LANE_BYTES, Role
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.shards.launcher import add_instance_arguments, instance_options
 
-from .commands import is_alive, is_running, launched, shard_pids, start_launcher, unique, until
+from tests.eventually import until
+
+from .commands import is_alive, is_running, launched, shard_pids, start_launcher, unique
 
 NUMBERS = itertools.count()
 

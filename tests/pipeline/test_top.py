@@ -14,7 +14,9 @@ import pytest
 from outfeed.ring.board import Role
 from outfeed.ring.instance import Instance, InstanceGone, leftovers
 
-from .commands import SCRIPTS, launched, unique, until
+from tests.eventually import until
+
+from .commands import SCRIPTS, launched, unique
 
 NUMBERS = itertools.count()
 

@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,8 @@ from outfeed.shards.loop import ShardStatistics
 from outfeed.shards.shard import _Life, run_shard
 from outfeed.shards.supervisor import fork_child
 from outfeed.shards.table import TokenTable
+
+from tests.eventually import until
 
 NUMBERS = itertools.count()
 SHARDS = 2
@@ -56,18 +57,12 @@ def instance(
 def shards(instance: Instance) -> Iterator[list[int]]:
     pids = [fork_child(lambda number=number: run_shard(instance.name, number)) for number in range(SHARDS)]  # type: ignore[misc]
     for number in range(SHARDS):
-        until(lambda number=number: instance.board.row(Role.SHARD, number).state == State.RUNNING)  # type: ignore[misc]
+        row = instance.board.row(Role.SHARD, number)
+        until(f"shard {number} to run", lambda row=row: row.state == State.RUNNING)  # type: ignore[misc]
     yield pids
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-def until(ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not ready():
-        assert time.monotonic() < deadline, "not within a minute"
-        time.sleep(0.002)
 
 
 def test_rows_go_through_two_shards_each_its_own(instance: Instance, shards: list[int]) -> None:
@@ -93,9 +88,12 @@ def test_rows_go_through_two_shards_each_its_own(instance: Instance, shards: lis
             reader.release()
             return sum(batch.rows for batch in got) == 6
 
-        until(all_there)
+        until("all rows", all_there)
     assert sorted(route for batch in got for route in batch.routes.tolist()) == sorted(routes)
-    until(lambda: sum(row.get("tokens") for row in instance.board.rows(Role.SHARD)) == 6)
+    until(
+        "six tokens on the board",
+        lambda: sum(row.get("tokens") for row in instance.board.rows(Role.SHARD)) == 6,
+    )
     assert all(row.get("table") == 1 for row in instance.board.rows(Role.SHARD))
 
 
@@ -134,7 +132,7 @@ def test_a_further_shard_has_little_memory_of_its_own(shards: list[int]) -> None
 
 def test_a_shard_ends_with_its_instance(instance: Instance) -> None:
     pid = fork_child(lambda: run_shard(instance.name, 0))
-    until(lambda: instance.board.row(Role.SHARD, 0).state == State.RUNNING)
+    until("shard 0 to run", lambda: instance.board.row(Role.SHARD, 0).state == State.RUNNING)
     instance.board.phase = Phase.STOPPING
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert instance.board.row(Role.SHARD, 0).state == State.STOPPED
