@@ -16,6 +16,7 @@ from outfeed.ring._core import lib
 from outfeed.ring.board import InstanceConfig
 from outfeed.ring.checked import MAX_ROWS, ROW_BYTES
 from outfeed.ring.finish import MAX_DEPTH
+from outfeed.ring.frames import Tag
 from outfeed.ring.instance import _plan
 from outfeed.sidecar import requests, steps
 from outfeed.sink import reader
@@ -118,6 +119,11 @@ def test_the_http_pages_error_is_the_one_that_comes() -> None:
     with pytest.raises(BadRequest) as refused:
         sampling.SamplingParams.parse({"top_p": 5}, vocab_size=100)
     assert f'{{"error": {{"message": "{refused.value}", "code": 400}}}}' in text("docs/http.md")
+
+
+def test_the_table_of_messages_has_every_tag() -> None:
+    rows = re.findall(r"\| (\d+) \| ([A-Z]+) \|", text("docs/frames.md"))
+    assert rows == [(str(tag.value), tag.name) for tag in Tag]
 
 
 def test_two_pages_with_figures_of_one_bench_agree() -> None:
