@@ -60,7 +60,8 @@ outfeed_install() {
         [ -f "$marks/$extra+$listed" ] || missing="$missing $extra"
     done
     [ -f "$marks/$built" ] && [ -z "$missing" ] && return
-    command -v "${CC:-cc}" >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 ||
+    # Before anything is downloaded: a missing compiler is said at once.
+    [ -f "$marks/$built" ] || command -v "${CC:-cc}" >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 ||
         outfeed_fail "needs a C compiler and found none; install one (Debian: apt-get install gcc python3-dev) or set CC"
     log="$ROOT/.venv/install.log"
     if ! [ -x "$PY" ]; then
