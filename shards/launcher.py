@@ -19,9 +19,9 @@ from typing import Final
 
 from ..ring import logs
 from ..ring.board import (
+    MAX_EACH,
     MAX_HEARTBEAT_LIMIT_S,
     MAX_LANE_BYTES,
-    MAX_EACH,
     MIN_LANE_BYTES,
     InstanceConfig,
     Phase,
