@@ -12,9 +12,10 @@ from outfeed.gateway.openai import COMPLETION_MAX_TOKENS
 from outfeed.ingress import fields, regex_cells, regex_places, regex_worst, request, sampling, stop_regex
 from outfeed.ingress._worst import lib as worst
 from outfeed.ingress.errors import BadRequest
+from outfeed.ring._body import ROW_BYTES
 from outfeed.ring._core import lib
 from outfeed.ring.board import InstanceConfig
-from outfeed.ring.checked import MAX_ROWS, ROW_BYTES
+from outfeed.ring.checked import MAX_ROWS
 from outfeed.ring.finish import MAX_DEPTH
 from outfeed.ring.frames import Tag
 from outfeed.ring.instance import _plan
