@@ -19,8 +19,6 @@ from rich.text import Text
 from top_sample import LaneSample, NoInstance, ProcessSample, Sample, Watch, choose
 
 BAR = 6
-WIDE = 127
-"""Columns of a screen that everything fits."""
 LATE_S = 2.0
 """A heartbeat older than this is shown in red."""
 MAX_LANES = 32
@@ -29,7 +27,8 @@ PROCESS_COLUMNS = (
     "process", "pid", "state", "cpu", "%", "mem", "beat", "restarts", "live", "tokens/s", "rows/s", "aborts",
     "stopped", "stale_rows", "errors", "share",
 )  # fmt: skip
-WIDE_ONLY = frozenset(("pid", "mem", "rows/s", "aborts", "stopped", "stale_rows"))
+WIDE = {"pid": 108, "mem": 108, "rows/s": 108, "aborts": 108, "stopped": 127, "stale_rows": 127}
+"""From how wide a screen on a column is shown; the others always are."""
 LEFT = frozenset(("process", "pid", "state", "cpu", "share"))
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -72,10 +71,10 @@ def header(sample: Sample) -> Text:
     return line
 
 
-def processes_table(sample: Sample, wide: bool) -> Table:
+def processes_table(sample: Sample, width: int) -> Table:
     """Draw a row per process; a narrow screen shows the most telling columns."""
     table = _table()
-    columns = [name for name in PROCESS_COLUMNS if wide or name not in WIDE_ONLY]
+    columns = [name for name in PROCESS_COLUMNS if width >= WIDE.get(name, 0)]
     for name in columns:
         table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
     for process in sample.processes:
@@ -154,7 +153,7 @@ def _lane_row(lane: LaneSample, lag: int) -> list[str | Text]:
 
 def screen(sample: Sample, width: int) -> Group:
     """Draw the whole for a screen of `width` columns."""
-    return Group(header(sample), Text(), processes_table(sample, width >= WIDE), Text(), lanes_table(sample))
+    return Group(header(sample), Text(), processes_table(sample, width), Text(), lanes_table(sample))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
