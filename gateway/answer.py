@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ..sink import ChunkEvent, Control, Done, Error, Frame, SinkClosed, SinkEnded, request_error
 from ..sink.events import Merger
 from .backend import Stream
-from .connection import Exchange
+from .exchange import Exchange
 from .metrics import Metrics
 from .shapes import DONE, error_json, http_status, sse
 

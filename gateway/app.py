@@ -25,7 +25,7 @@ from . import generate, openai
 from .answer import Answer, StreamAnswer, WholeAnswer
 from .backend import Backend, Stream
 from .chat import RESERVED, ChatTemplate, check_messages
-from .connection import Exchange
+from .exchange import Exchange
 from .limits import Limits
 from .metrics import CONTENT_TYPE, Metrics
 from .openai import OpenAIStream, Usage, Wanted

@@ -13,13 +13,13 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from math import inf
 from typing import Final, cast
 
 import httptools
 
+from .exchange import STREAM_HEAD, Exchange, Handler, Request, head
 from .limits import Limits
 from .shapes import error_json, phrase
 
@@ -31,163 +31,6 @@ LINGER_S: Final = 2.0
 """How long what a refused client still sends is read and dropped, so that it gets to read the refusal."""
 VANISHED_MS: Final = 60_000
 """Sent bytes unacknowledged for this long: the client's machine is gone."""
-
-
-_STREAM_HEAD: Final = (
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-    (b"transfer-encoding", b"chunked"),
-)
-
-
-class Request:
-    """One request, complete. Header names are lower case; a repeated header's values are joined by commas."""
-
-    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query", "version")
-
-    def __init__(self, method: str, url: bytes, version: str, headers: dict[bytes, bytes]) -> None:
-        path, _, query = url.partition(b"?")
-        self.method = method
-        self.path = path.decode("latin-1")
-        self.query = query
-        self.version = version
-        self.headers = headers
-        self.body = bytearray()
-        self.keep_alive = True
-
-
-class Exchange:
-    """One request and its answer. For the loop's thread. Once the client is gone every call does nothing.
-
-    on_gone  called once if the client goes away before the answer is complete
-    on_room  called when a connection that was not `writable` is again
-    on_over  called once with the answer's status when it is complete, with 499 if the client went before
-    """
-
-    __slots__ = (
-        "_chunked",
-        "_connection",
-        "done",
-        "gone",
-        "on_gone",
-        "on_over",
-        "on_room",
-        "request",
-        "started",
-        "status",
-    )
-
-    def __init__(self, connection: Connection, request: Request) -> None:
-        self._connection = connection
-        self._chunked = False
-        self.request = request
-        self.started = time.perf_counter()
-        self.status = 0
-        self.done = False
-        self.gone = False
-        self.on_gone: Callable[[], None] | None = None
-        self.on_room: Callable[[], None] | None = None
-        self.on_over: Callable[[int], None] | None = None
-
-    @property
-    def writable(self) -> bool:
-        """Whether the client takes what is sent; if not, wait for `on_room`."""
-        return not self._connection.paused
-
-    def respond(
-        self,
-        status: int,
-        body: bytes = b"",
-        content_type: bytes = b"application/json",
-        headers: tuple[tuple[bytes, bytes], ...] = (),
-    ) -> None:
-        """Send a whole answer."""
-        if self.gone or self.done:
-            return
-        self.status = status
-        head = [*headers, (b"content-length", b"%d" % len(body))]
-        if body:
-            head.append((b"content-type", content_type))
-        sent = b"" if self.request.method == "HEAD" else body
-        self._connection.write(self._head(status, head) + sent)
-        self._end()
-
-    def begin(self, data: bytes = b"") -> None:
-        """Send the head of a stream of events, and its first piece if there is one already."""
-        if self.gone or self.done:
-            return
-        self.status = 200
-        request, owner = self.request, self._connection.owner
-        if request.version == "1.0":
-            request.keep_alive = False
-        else:
-            self._chunked = True
-        if self._chunked and request.keep_alive and not owner.closing:
-            head = owner.stream_head  # the usual one, made once a second
-        else:
-            head = self._head(200, _STREAM_HEAD if self._chunked else _STREAM_HEAD[:-1])
-        if data:
-            data = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
-            self._connection.write(head + data)
-        else:
-            # It goes out with the first event, unless that is long in coming.
-            self._connection.write_late(head)
-
-    def send(self, data: bytes) -> None:
-        """Send a piece. Pieces of one turn of the loop go out together."""
-        if data and not (self.gone or self.done):
-            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-
-    def finish(self, data: bytes = b"") -> None:
-        """Send the last piece and the end."""
-        if self.gone or self.done:
-            return
-        if not self._chunked:
-            self._connection.write(data)
-        elif data:
-            self._connection.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
-        else:
-            self._connection.write(b"0\r\n\r\n")
-        self._end()
-
-    def cut(self) -> None:
-        """Close the connection in the middle of an answer: the client sees that it is not complete."""
-        if not (self.gone or self.done):
-            self._connection.abort()
-
-    def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        connection = self._connection
-        keep = self.request.keep_alive and not connection.owner.closing
-        self.request.keep_alive = keep
-        close = (
-            b""
-            if keep and self.request.version == "1.1"
-            else b"connection: %b\r\n" % (b"keep-alive" if keep else b"close")
-        )
-        return _head(status, connection.owner.date, headers) + close + b"\r\n"
-
-    def _end(self) -> None:
-        self.done = True
-        self.on_gone = self.on_room = None
-        self._over(self.status)
-        self._connection.ended(self)
-
-    def lost(self) -> None:
-        """The client is gone before the answer was complete."""
-        self.gone = True
-        on_gone, self.on_gone, self.on_room = self.on_gone, None, None
-        if on_gone is not None:
-            on_gone()
-        self._over(499)
-
-    def _over(self, status: int) -> None:
-        on_over, self.on_over = self.on_over, None
-        if on_over is not None:
-            on_over(status)
-
-
-Handler = Callable[[Exchange], None]
 
 
 class Connections:
@@ -213,7 +56,7 @@ class Connections:
     def sweep(self) -> None:
         """Cut off who is past a deadline. Call once a second."""
         self.date = formatdate(usegmt=True).encode()
-        self.stream_head = _head(200, self.date, _STREAM_HEAD) + b"\r\n"
+        self.stream_head = head(200, self.date, STREAM_HEAD) + b"\r\n"
         now = time.monotonic()
         for connection in [one for one in self.open if one.deadline < now]:
             connection.overdue()
@@ -535,11 +378,6 @@ class Connection(asyncio.Protocol):
 
     def _body_too_large(self, size: str) -> str:
         return f"the body has {size}; at most {self.owner.limits.body_bytes} bytes are taken"
-
-
-def _head(status: int, date: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-    return b"HTTP/1.1 %d %b\r\ndate: %b\r\n%b" % (status, phrase(status), date, lines)
 
 
 def _tune(sock: socket.socket | None) -> None:
