@@ -21,6 +21,7 @@ import httptools
 
 from .exchange import STREAM_HEAD, Exchange, Handler, Request, head
 from .limits import Limits
+from .parsing import Refusal, RequestParser
 from .shapes import error_json, phrase
 
 log = logging.getLogger(__name__)
@@ -95,15 +96,6 @@ class Connections:
             connection.abort()
 
 
-class _Refusal(Exception):
-    """A request broke a limit or the protocol: answered from here, its connection closed."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-
-
 class Connection(asyncio.Protocol):
     """One client's connection; made for it by `Connections`."""
 
@@ -112,18 +104,12 @@ class Connection(asyncio.Protocol):
         self.deadline = inf
         self.paused = False
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser = RequestParser(owner.limits, self._began, self._head_came, self._came)
         self._current: Exchange | None = None
         self._waiting: deque[Request] = deque()
         self._out: list[bytes] = []
         self._marked = False
         self._lingering = False
-        self._refusal: _Refusal | None = None
-        self._fed = 0  # bytes since the last whole head or request: those of an unfinished head, at most
-        self._url = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._head_bytes = 0
-        self._request: Request | None = None
 
     # What the transport calls.
 
@@ -138,25 +124,16 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + limits.head_s
         if full:
             self.owner.refused += 1
-            self._refuse(_Refusal(503, f"this server holds {limits.connections} connections; try again soon"))
+            self._refuse(Refusal(503, f"this server holds {limits.connections} connections; try again soon"))
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
         if self._lingering:
             return
-        self._fed += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Nothing here can be upgraded to. The request is complete, what follows it is not HTTP/1.1.
-            if self._current is not None:
-                self._current.request.keep_alive = False
-        except httptools.HttpParserError as error:
-            refusal, self._refusal = self._refusal, None
-            self._refuse(refusal or _Refusal(400, f"this is not HTTP/1.1 as this server reads it: {error}"))
-            return
-        if self._request is None and self._fed > self.owner.limits.head_bytes:
-            self._refuse(self._head_too_large())
+            self._parser.feed(data)
+        except Refusal as refusal:
+            self._refuse(refusal)
 
     def eof_received(self) -> None:
         """The client will send no more: it is gone. The transport sends what it has and closes after this."""
@@ -189,56 +166,19 @@ class Connection(asyncio.Protocol):
 
     # What the parser calls.
 
-    def on_message_begin(self) -> None:
-        """A request's first byte."""
-        self._url, self._headers, self._head_bytes, self._request = b"", {}, 0, None
+    def _began(self) -> None:
         if self._current is None:
             self.deadline = time.monotonic() + self.owner.limits.head_s
 
-    def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
-        self._url += url
-        self._count(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
-        self._count(len(name) + len(value) + 4)
-        name = name.lower()
-        known = self._headers.get(name)
-        self._headers[name] = value if known is None else known + b", " + value
-        if len(self._headers) > self.owner.limits.headers:
-            raise self._stop(431, f"more than {self.owner.limits.headers} headers; send fewer")
-
-    def on_headers_complete(self) -> None:
-        """The head is complete."""
-        parser, limits = self._parser, self.owner.limits
-        headers = self._headers
-        method = parser.get_method().decode("latin-1")
-        request = Request(method, self._url, parser.get_http_version(), headers)
-        request.keep_alive = parser.should_keep_alive()
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > limits.body_bytes:
-            raise self._stop(413, self._body_too_large(f"{int(length)} bytes"))
+    def _head_came(self) -> None:
         if self._current is None:
-            self.deadline = time.monotonic() + limits.body_s
-            if headers.get(b"expect", b"").lower() == b"100-continue":
+            self.deadline = time.monotonic() + self.owner.limits.body_s
+            request = self._parser.request
+            if request is not None and request.headers.get(b"expect", b"").lower() == b"100-continue":
                 self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._request = request
-        self._fed = 0
 
-    def on_body(self, piece: bytes) -> None:
-        """A piece of the body."""
-        request = self._request
-        assert request is not None
-        request.body += piece
-        if len(request.body) > self.owner.limits.body_bytes:
-            raise self._stop(413, self._body_too_large("more"))
-
-    def on_message_complete(self) -> None:
-        """A request is complete: answer it, or let it wait for the one before it."""
-        request, self._request = self._request, None
-        assert request is not None
-        self._fed = 0
+    def _came(self, request: Request) -> None:
+        """Answer a request, or let it wait for the one before it."""
         if self._current is None and not self._waiting:
             self._handle(request)
             return
@@ -288,17 +228,17 @@ class Connection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close unless a request is being answered or read."""
-        if self._current is None and self._request is None and not self._fed and not self._waiting:
+        if self._current is None and not self._parser.begun and not self._waiting:
             self._close()
 
     def overdue(self) -> None:
         """The deadline has passed."""
         if self._current is not None or self.paused or self._lingering:
             self.abort()
-        elif self._request is not None:
-            self._refuse(_Refusal(408, f"the body was not complete within {self.owner.limits.body_s:g} s"))
-        elif self._fed:
-            self._refuse(_Refusal(408, f"the head was not complete within {self.owner.limits.head_s:g} s"))
+        elif self._parser.request is not None:
+            self._refuse(Refusal(408, f"the body was not complete within {self.owner.limits.body_s:g} s"))
+        elif self._parser.begun:
+            self._refuse(Refusal(408, f"the head was not complete within {self.owner.limits.head_s:g} s"))
         else:
             self._close()
 
@@ -341,7 +281,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _refuse(self, refusal: _Refusal) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
         """Answer what is no request and close, but let the client read the answer before a reset."""
         if self._transport is None or self._lingering:
             return
@@ -356,28 +296,10 @@ class Connection(asyncio.Protocol):
             % (refusal.status, phrase(refusal.status), self.owner.date, len(body), body)
         )
         self._lingering = True
-        self._request = None
         self.deadline = time.monotonic() + LINGER_S
         self.flush()
         if self._transport.can_write_eof():
             self._transport.write_eof()
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self.owner.limits.head_bytes:
-            raise self._stop(431, self._head_too_large().message)
-
-    def _stop(self, status: int, message: str) -> _Refusal:
-        """Make the parser stop here; it only passes on that a callback failed, so keep why."""
-        self._refusal = _Refusal(status, message)
-        return self._refusal
-
-    def _head_too_large(self) -> _Refusal:
-        limit = self.owner.limits.head_bytes
-        return _Refusal(431, f"the request line and headers take more than {limit} bytes; send less")
-
-    def _body_too_large(self, size: str) -> str:
-        return f"the body has {size}; at most {self.owner.limits.body_bytes} bytes are taken"
 
 
 def _tune(sock: socket.socket | None) -> None:

@@ -1,0 +1,164 @@
+"""One connection's bytes as requests, which llhttp (httptools) reads; and what of them is refused.
+
+Must not know the connection: it is fed bytes, and calls back as requests come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httptools
+
+from .exchange import Request
+from .limits import Limits
+
+Pair = tuple[bytes, bytes]
+
+
+class Refusal(Exception):
+    """What came is no request that this server takes: it is answered with this, and its connection closed."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class RequestParser:
+    """Makes a connection's requests.
+
+    on_begin    called at a request's first byte
+    on_head     called when its head is complete; it is in `request` until its body is complete, too
+    on_request  called with it when all of it is there
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        on_begin: Callable[[], None],
+        on_head: Callable[[], None],
+        on_request: Callable[[Request], None],
+    ) -> None:
+        self.begun = False
+        """Whether a request has begun that is not complete."""
+        self.request: Request | None = None
+        self._limits = limits
+        self._on_begin = on_begin
+        self._on_head = on_head
+        self._on_request = on_request
+        self._parser = httptools.HttpRequestParser(self)
+        self._refusal: Refusal | None = None
+        self._fed = 0  # bytes since a request or its head was complete, or a piece of its body came
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._lines: list[Pair] = []
+        self._head_bytes = 0
+        self._offered = b""  # the request line of a request that offers an upgrade
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes.
+
+        Raises:
+            Refusal: they break a limit or the protocol. Nothing may be fed any more.
+        """
+        self._fed += len(data)
+        pieces: list[bytes | memoryview] = [data]
+        while pieces:
+            piece = pieces.pop()
+            try:
+                self._parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as offer:
+                # httptools takes an offer as accepted and leaves off behind the head, the body unread. There
+                # is nothing to upgrade to here: the same head goes in again without it, then the rest.
+                self._parser = httptools.HttpRequestParser(self)
+                pieces += (memoryview(piece)[offer.args[0] :], self._without_offer())
+            except httptools.HttpParserError as error:
+                refusal, self._refusal = self._refusal, None
+                raise refusal or Refusal(
+                    400, f"this is not HTTP/1.1 as this server reads it: {error}"
+                ) from None
+        if self.request is None and self._fed > self._limits.head_bytes:
+            raise self._head_too_large()
+
+    # What llhttp calls.
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        self._url, self._headers, self._lines, self._head_bytes = b"", {}, [], 0
+        self._offered = b""
+        self.request, self.begun = None, True
+        self._on_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self._url += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        self._count(len(name) + len(value) + 4)
+        name = name.lower()
+        self._lines.append((name, value))
+        known = self._headers.get(name)
+        self._headers[name] = value if known is None else known + b", " + value
+        if len(self._headers) > self._limits.headers:
+            raise self._stop(431, f"more than {self._limits.headers} headers; send fewer")
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        parser, limits, headers = self._parser, self._limits, self._headers
+        method = parser.get_method().decode("latin-1")
+        if method == "CONNECT":
+            raise self._stop(501, "this server is no proxy: ask it for one of its own paths")
+        if parser.should_upgrade():
+            version = parser.get_http_version().encode()
+            self._offered = b"%b %b HTTP/%b\r\n" % (parser.get_method(), self._url, version)
+            return
+        request = Request(method, self._url, parser.get_http_version(), headers)
+        request.keep_alive = parser.should_keep_alive()
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > limits.body_bytes:
+            raise self._stop(413, self._body_too_large(f"{int(length)} bytes"))
+        self.request = request
+        self._fed = 0
+        self._on_head()
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the body."""
+        request = self.request
+        assert request is not None
+        request.body += piece
+        if len(request.body) > self._limits.body_bytes:
+            raise self._stop(413, self._body_too_large("more"))
+
+    def on_message_complete(self) -> None:
+        """A request is complete."""
+        if self._offered:
+            return  # only its head, which comes again
+        request, self.request = self.request, None
+        assert request is not None
+        self._fed = 0
+        self.begun = False
+        self._on_request(request)
+
+    def _without_offer(self) -> bytes:
+        """Write the head as it was read, but for what offers another protocol."""
+        headers = [b"%b: %b\r\n" % pair for pair in self._lines if pair[0] != b"upgrade"]
+        return self._offered + b"".join(headers) + b"\r\n"
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self._limits.head_bytes:
+            raise self._stop(431, self._head_too_large().message)
+
+    def _stop(self, status: int, message: str) -> Refusal:
+        """Make llhttp stop here; it only passes on that a callback failed, so keep why."""
+        self._refusal = Refusal(status, message)
+        return self._refusal
+
+    def _head_too_large(self) -> Refusal:
+        limit = self._limits.head_bytes
+        return Refusal(431, f"the request line and headers take more than {limit} bytes; send less")
+
+    def _body_too_large(self, size: str) -> str:
+        return f"the body has {size}; at most {self._limits.body_bytes} bytes are taken"
