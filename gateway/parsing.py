@@ -50,7 +50,6 @@ class RequestParser:
         self._refusal: Refusal | None = None
         self._fed = 0  # bytes since a request or its head was complete, or a piece of its body came
         self._url = b""
-        self._headers: dict[bytes, bytes] = {}
         self._lines: list[Pair] = []
         self._head_bytes = 0
         self._offered = b""  # the request line of a request that offers an upgrade
@@ -77,14 +76,14 @@ class RequestParser:
                 raise refusal or Refusal(
                     400, f"this is not HTTP/1.1 as this server reads it: {error}"
                 ) from None
-        if self.request is None and self._fed > self._limits.head_bytes:
-            raise self._head_too_large()
+        if self._fed > self._limits.head_bytes:
+            raise self._head_too_large() if self.request is None else self._no_body()
 
     # What llhttp calls.
 
     def on_message_begin(self) -> None:
         """A request's first byte."""
-        self._url, self._headers, self._lines, self._head_bytes = b"", {}, [], 0
+        self._url, self._lines, self._head_bytes = b"", [], 0
         self._offered = b""
         self.request, self.begun = None, True
         self._on_begin()
@@ -95,26 +94,28 @@ class RequestParser:
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
+        """A header; or a trailer, which RFC 9110 6.5.1 forbids to take as one, and nobody here wants."""
         self._count(len(name) + len(value) + 4)
-        name = name.lower()
-        self._lines.append((name, value))
-        known = self._headers.get(name)
-        self._headers[name] = value if known is None else known + b", " + value
-        if len(self._headers) > self._limits.headers:
+        if self.request is not None:
+            return
+        self._lines.append((name.lower(), value))
+        if len(self._lines) > self._limits.headers:
             raise self._stop(431, f"more than {self._limits.headers} headers; send fewer")
 
     def on_headers_complete(self) -> None:
         """The head is complete."""
-        parser, limits, headers = self._parser, self._limits, self._headers
+        parser, limits = self._parser, self._limits
+        version = parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise self._stop(505, f"this server speaks HTTP/1.1, not HTTP/{version}")
         method = parser.get_method().decode("latin-1")
         if method == "CONNECT":
             raise self._stop(501, "this server is no proxy: ask it for one of its own paths")
         if parser.should_upgrade():
-            version = parser.get_http_version().encode()
-            self._offered = b"%b %b HTTP/%b\r\n" % (parser.get_method(), self._url, version)
+            self._offered = b"%b %b HTTP/%b\r\n" % (parser.get_method(), self._url, version.encode())
             return
-        request = Request(method, self._url, parser.get_http_version(), headers)
+        headers = self._headers(version)
+        request = Request(method, self._url, version, headers)
         request.keep_alive = parser.should_keep_alive()
         length = headers.get(b"content-length")
         if length is not None and int(length) > limits.body_bytes:
@@ -128,6 +129,7 @@ class RequestParser:
         request = self.request
         assert request is not None
         request.body += piece
+        self._fed = 0
         if len(request.body) > self._limits.body_bytes:
             raise self._stop(413, self._body_too_large("more"))
 
@@ -140,6 +142,20 @@ class RequestParser:
         self._fed = 0
         self.begun = False
         self._on_request(request)
+
+    def _headers(self, version: str) -> dict[bytes, bytes]:
+        """Return the headers by name; the lines of a repeated one are joined."""
+        headers: dict[bytes, bytes] = {}
+        hosts = 0
+        for name, value in self._lines:
+            known = headers.get(name)
+            headers[name] = value if known is None else known + b", " + value
+            hosts += name == b"host"
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            raise self._stop(400, f"a request has one Host header, this one has {hosts or 'none'}")
+        if version == "1.0" and b"transfer-encoding" in headers:
+            raise self._stop(400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length, or HTTP/1.1")
+        return headers
 
     def _without_offer(self) -> bytes:
         """Write the head as it was read, but for what offers another protocol."""
@@ -159,6 +175,10 @@ class RequestParser:
     def _head_too_large(self) -> Refusal:
         limit = self._limits.head_bytes
         return Refusal(431, f"the request line and headers take more than {limit} bytes; send less")
+
+    def _no_body(self) -> Refusal:
+        limit = self._limits.head_bytes
+        return Refusal(431, f"the body's chunks have more than {limit} bytes around them; send less")
 
     def _body_too_large(self, size: str) -> str:
         return f"the body has {size}; at most {self._limits.body_bytes} bytes are taken"

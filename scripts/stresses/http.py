@@ -167,7 +167,9 @@ class Seen:
         body = {"input_ids": [1], "rid": f"idle-{number}", "stream": True}
         data = json.dumps(body | {"sampling_params": {"max_new_tokens": 100_000}}).encode()
         client = socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S)
-        client.sendall(b"POST /generate HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
+        client.sendall(
+            b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
+        )
         return client
 
     def drop(self, client: socket.socket) -> float:

@@ -37,7 +37,10 @@ def test_a_connection_is_kept_and_its_requests_answered_in_order(serve: Serve) -
 def test_a_long_pipeline_is_answered_whole(serve: Serve) -> None:
     running = serve(limits=SMALL)
     client = running.raw()
-    client.send(b"GET /health HTTP/1.1\r\n\r\n" * 999 + b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+    client.send(
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 999
+        + b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    )
     assert client.rest().count(b"HTTP/1.1 200 OK") == 1000
 
 
@@ -46,7 +49,7 @@ def test_a_request_may_come_byte_by_byte(serve: Serve) -> None:
     client = running.raw()
     client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     body = b'{"text": "x"}'
-    request = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    request = b"POST /generate HTTP/1.1\r\nhost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     for at in range(len(request)):
         client.send(request[at : at + 1])
     assert b"200 OK" in client.until(b"fine")
@@ -55,7 +58,9 @@ def test_a_request_may_come_byte_by_byte(serve: Serve) -> None:
 def test_chunked_bodies_and_expect_are_understood(serve: Serve) -> None:
     running = serve(lambda played: played.end("fine"))
     client = running.raw()
-    client.send(b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+    client.send(
+        b"POST /generate HTTP/1.1\r\nhost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+    )
     client.until(b"100 Continue\r\n\r\n")
     client.send(b'5\r\n{"tex\r\n8\r\nt": "x"}\r\n0\r\n\r\n')
     client.until(b"fine")
@@ -74,19 +79,22 @@ def test_http_1_0_gets_its_stream_without_chunks(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
-        (b"POST /generate HTTP/1.1\r\ncontent-length: 1001\r\n\r\n", 413),
-        (b"POST /generate HTTP/1.1\r\ncontent-length: 99999999999999\r\n\r\n", 413),
-        (b"POST /generate HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001, 413),
+        (b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", 413),
+        (b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999\r\n\r\n", 413),
+        (
+            b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001,
+            413,
+        ),
         (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1 + b"".join(b"h%d: 1\r\n" % i for i in range(21)), 431),
-        (b"GET / HTTP/1.1\r\na: " + b"b" * 2001, 431),
+        (b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 2001, 431),
         (b"GET /" + b"b" * 2001, 431),
         (b"GET / HTTP/1.1\r\n" + b"a" * 2001, 431),
         (b"nonsense\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00", 400),
-        (b"POST / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\na b: c\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\na b: c\r\n\r\n", 400),
     ],
 )
 def test_what_breaks_a_limit_or_the_protocol_is_refused_and_closed(
@@ -113,7 +121,7 @@ def test_a_body_up_to_the_limit_is_taken(serve: Serve) -> None:
 def test_a_refused_client_that_goes_on_sending_still_reads_why(serve: Serve) -> None:
     running = serve(limits=SMALL)
     client = running.raw()
-    client.send(b"POST /generate HTTP/1.1\r\ncontent-length: 5000000\r\n\r\n" + b"x" * 100_000)
+    client.send(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 5000000\r\n\r\n" + b"x" * 100_000)
     client.send(b"x" * 100_000)
     assert b" 413 " in client.rest().partition(b"\r\n")[0]
 
@@ -142,7 +150,7 @@ def test_a_head_that_never_ends_is_a_408(serve: Serve) -> None:
 def test_a_body_that_never_ends_is_a_408(serve: Serve) -> None:
     running = serve()
     client = running.raw()
-    client.send(b"POST /generate HTTP/1.1\r\ncontent-length: 10\r\n\r\n{")
+    client.send(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
     eventually(lambda: any(one._parser.request for one in running.server.connections.open), "body")
     past(running, "body")
     assert answer_of(client)[0] == 408
@@ -151,7 +159,7 @@ def test_a_body_that_never_ends_is_a_408(serve: Serve) -> None:
 def test_an_idle_connection_is_closed_without_a_word(serve: Serve) -> None:
     running = serve()
     client = running.raw()
-    client.send(b"GET /health HTTP/1.1\r\n\r\n")
+    client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
     client.until(b"\r\n\r\n")
     past(running, "idle")
     assert client.rest() == b""
@@ -181,7 +189,7 @@ def test_one_connection_too_many_is_a_503(serve: Serve) -> None:
     eventually(lambda: len(running.server.connections.open) == 2, "two")
     third = running.raw()
     assert answer_of(third)[0] == 503
-    first.send(b"GET /health HTTP/1.1\r\n\r\n")
+    first.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
     first.until(b"200 OK")
     second.close()
     third.close()
@@ -209,7 +217,7 @@ def test_an_answer_that_was_ready_still_reaches_a_client_that_ends_its_half(serv
     running = serve()
     for _ in range(20):
         client = running.raw()
-        client.send(b"GET /v1/models HTTP/1.1\r\n\r\n")
+        client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
         client.socket.shutdown(socket.SHUT_WR)
         assert b'"object":"list"' in client.rest()
 
@@ -290,7 +298,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_is_new(serve: Serve) -> Non
     played: Played = running.stream()
     played.say("before")
     streaming.until(b"before")
-    idle.send(b"GET /health HTTP/1.1\r\n\r\n")
+    idle.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
     idle.until(b"\r\n\r\n")
     late.send(b"POST /gen")
     eventually(lambda: any(one._parser.begun for one in running.server.connections.open), "late")
@@ -302,7 +310,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_is_new(serve: Serve) -> Non
     assert refused.status == 503
     assert refused.headers["connection"] == "close"
     assert "draining" in refused.json["error"]["message"]
-    late.send(b'erate HTTP/1.1\r\ncontent-length: 13\r\n\r\n{"text": "x"}')
+    late.send(b'erate HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{"text": "x"}')
     assert b" 503 " in late.rest()
     assert not drained.done()
     played.end("after")

@@ -31,6 +31,13 @@ def told(pieces: Iterator[bytes] | list[bytes], limits: Limits | None = None) ->
     return came
 
 
+def refusal(pieces: Iterator[bytes] | list[bytes], limits: Limits | None = None) -> int:
+    """The status of what the parser refuses."""
+    with pytest.raises(Refusal) as refused:
+        told(pieces, limits)
+    return refused.value.status
+
+
 def every_cut(data: bytes) -> Iterator[list[bytes]]:
     """The data whole, byte by byte, and in two at every place."""
     yield [data]
@@ -80,9 +87,68 @@ def test_limits_hold_for_a_request_that_offers_an_upgrade() -> None:
     ):
         for make in (with_length, chunked):
             for pieces in every_cut(make(OFFER)):
-                with pytest.raises(Refusal) as refused:
-                    told(pieces, limits)
-                assert refused.value.status == status
+                assert refusal(pieces, limits) == status
+
+
+def test_headers_are_counted_by_their_lines() -> None:
+    limits = Limits(headers=5)
+    for names in ([b"a"], [b"a", b"b"], [b"Same", b"same", b"SAME"]):
+        lines = [b"%b: 1\r\n" % names[number % len(names)] for number in range(4)]
+        head = b"GET / HTTP/1.1\r\nhost: x\r\n%b%b\r\n"
+        assert len(told([head % (b"".join(lines), b"")], limits)) == 1
+        assert refusal([head % (b"".join(lines), lines[0])], limits) == 431
+
+
+def test_a_repeated_headers_values_are_joined_in_their_order() -> None:
+    ((_, _, headers, _, _),) = told([b"GET / HTTP/1.1\r\nX: 1\r\nhost: h\r\nx: 2\r\nX:3\r\n\r\n"])
+    assert headers == {b"x": b"1, 2, 3", b"host": b"h"}
+
+
+def test_a_trailer_is_no_header_of_its_request_nor_of_the_next() -> None:
+    trailers = b"authorization: Bearer k\r\nhost: y\r\nx: 1\r\nexpect: 100-continue\r\nupgrade: h2c\r\n"
+    plain = chunked(b"") + without_body(b"")
+    trailed = plain.replace(b"\r\n0\r\n\r\n", b"\r\n0\r\n%b\r\n" % trailers)
+    assert trailed != plain
+    for pieces in every_cut(trailed):
+        assert told(pieces) == told([plain])
+
+
+@pytest.mark.parametrize("endless", [b"x;", b"x\r\nx: ", b"x\r\n" + b"x: 1\r\n" * 50])
+def test_what_is_around_chunks_is_bounded_in_whatever_pieces_it_comes(endless: bytes) -> None:
+    start = chunked(b"").removesuffix(b"0\r\n\r\n") + endless.replace(b"x", b"0", 1)
+    for size in (1, 7, 4096):
+        assert refusal([start, *[b"b" * size] * (8192 // size)], Limits(head_bytes=1000)) == 431
+
+
+def test_a_body_in_the_smallest_chunks_is_taken() -> None:
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY * 100) + b"0\r\n\r\n"
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    for size in (1, 11, 5000):
+        pieces = [body[at : at + size] for at in range(0, len(body), size)]
+        assert [request[3] for request in told([head, *pieces], Limits(head_bytes=200))] == [BODY * 100]
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\nHost: x\r\nhost: y\r\n\r\n", 400),
+        (b"GET / HTTP/0.9\r\nhost: x\r\n\r\n", 505),
+        (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", 505),
+        (b"GET /\r\n\r\n", 505),
+        (b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.0\r\n%btransfer-encoding: chunked\r\n\r\n0\r\n\r\n" % OFFER, 400),
+        (b"GET / HTTP/1.1\r\n%b\r\n" % OFFER, 400),
+    ],
+)
+def test_what_is_not_http_1_0_or_1_1_by_the_letter_is_refused(data: bytes, status: int) -> None:
+    for pieces in every_cut(data):
+        assert refusal(pieces) == status
+
+
+def test_http_1_0_needs_no_host() -> None:
+    assert len(told([b"GET / HTTP/1.0\r\n\r\n"])) == 1
 
 
 HIDDEN = (

@@ -211,7 +211,9 @@ def test_two_hundred_clients_that_drop_become_two_hundred_aborts(served: Served)
     clients = [socket.create_connection(("127.0.0.1", served.port), timeout=LIMIT_S) for _ in range(200)]
     body = json.dumps(ask("", 100_000, stream=True) | {"rid": None}).encode()
     for client in clients:
-        client.sendall(b"POST /generate HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        client.sendall(
+            b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
     for client in clients:
         assert client.recv(1)
     eventually(lambda: served.live() == 200, "200 live")
