@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         self.deadline = inf
         self.paused = False
         self._transport: asyncio.Transport | None = None
-        self._parser = RequestParser(owner.limits, self._began, self._head_came, self._came)
+        self._parser = RequestParser(owner.limits, self._listen, self._listen, self._came)
         self._current: Exchange | None = None
         self._waiting: deque[Request] = deque()
         self._out: list[bytes] = []
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         self.paused = False
         current = self._current
         if current is None:
-            self._idle()
+            self._listen()
             return
         self.deadline = inf
         if current.on_room is not None:
@@ -166,16 +166,19 @@ class Connection(asyncio.Protocol):
 
     # What the parser calls.
 
-    def _began(self) -> None:
-        if self._current is None:
-            self.deadline = time.monotonic() + self.owner.limits.head_s
-
-    def _head_came(self) -> None:
-        if self._current is None:
-            self.deadline = time.monotonic() + self.owner.limits.body_s
-            request = self._parser.request
-            if request is not None and request.headers.get(b"expect", b"").lower() == b"100-continue":
+    def _listen(self) -> None:
+        """Set the deadline of what the client has to do next, if everything before it has been answered."""
+        if self._current is not None or self._waiting:
+            return
+        limits, parser = self.owner.limits, self._parser
+        if parser.request is not None:
+            seconds = limits.body_s
+            if parser.asks:
+                parser.asks = False
                 self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        else:
+            seconds = limits.head_s if parser.begun else limits.idle_s
+        self.deadline = time.monotonic() + seconds
 
     def _came(self, request: Request) -> None:
         """Answer a request, or let it wait for the one before it."""
@@ -219,7 +222,7 @@ class Connection(asyncio.Protocol):
             # Not from here: a pipeline of thousands must not become a recursion of thousands.
             asyncio.get_running_loop().call_soon(self._next)
         else:
-            self._idle()
+            self._listen()
 
     def abort(self) -> None:
         """Cut the connection off at once."""
@@ -266,9 +269,6 @@ class Connection(asyncio.Protocol):
         except Exception:
             log.exception("answering %s %s failed", request.method, request.path[:100])
             exchange.respond(500, error_json(500, "the server failed on this request; its log says why"))
-
-    def _idle(self) -> None:
-        self.deadline = time.monotonic() + self.owner.limits.idle_s
 
     def _gone(self) -> None:
         current, self._current = self._current, None

@@ -42,6 +42,8 @@ class RequestParser:
         self.begun = False
         """Whether a request has begun that is not complete."""
         self.request: Request | None = None
+        self.asks = False
+        """Whether the client waits to be told to send the body (`Expect: 100-continue`)."""
         self._limits = limits
         self._on_begin = on_begin
         self._on_head = on_head
@@ -85,7 +87,7 @@ class RequestParser:
         """A request's first byte."""
         self._url, self._lines, self._head_bytes = b"", [], 0
         self._offered = b""
-        self.request, self.begun = None, True
+        self.request, self.begun, self.asks = None, True, False
         self._on_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -120,6 +122,7 @@ class RequestParser:
         length = headers.get(b"content-length")
         if length is not None and int(length) > limits.body_bytes:
             raise self._stop(413, self._body_too_large(f"{int(length)} bytes"))
+        self.asks = version == "1.1" and headers.get(b"expect", b"").lower() == b"100-continue"
         self.request = request
         self._fed = 0
         self._on_head()
@@ -129,6 +132,7 @@ class RequestParser:
         request = self.request
         assert request is not None
         request.body += piece
+        self.asks = False
         self._fed = 0
         if len(request.body) > self._limits.body_bytes:
             raise self._stop(413, self._body_too_large("more"))
@@ -140,7 +144,7 @@ class RequestParser:
         request, self.request = self.request, None
         assert request is not None
         self._fed = 0
-        self.begun = False
+        self.begun = self.asks = False
         self._on_request(request)
 
     def _headers(self, version: str) -> dict[bytes, bytes]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import struct
+from math import inf
 
 import pytest
 from outfeed.gateway.app import Options
@@ -131,7 +132,7 @@ def past(running: Running, what: str) -> None:
 
     async def sweep() -> None:
         for connection in running.server.connections.open:
-            if connection.deadline != float("inf"):
+            if connection.deadline != inf:
                 connection.deadline = 0.0
         running.server.connections.sweep()
 
@@ -167,6 +168,63 @@ def test_an_idle_connection_is_closed_without_a_word(serve: Serve) -> None:
     eventually(lambda: running.server.connections.open, "open")
     past(running, "silent")
     assert silent.rest() == b""
+
+
+@pytest.mark.parametrize("between", [b"", b"\r\n", b"\r\n\r\n"])
+def test_an_empty_line_between_requests_is_none(serve: Serve, between: bytes) -> None:
+    running = serve()
+    client = running.raw()
+    request = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    client.send(request + between)
+    client.until(b"\r\n\r\n")
+    client.send(between + request + between)
+    client.until(b"\r\n\r\n")
+    past(running, "idle")
+    assert client.rest() == b""
+
+
+def test_a_client_that_asks_behind_a_running_request_is_told_to_send_when_it_is_its_turn(
+    serve: Serve,
+) -> None:
+    running = serve()
+    client = running.raw()
+    client.post("/generate", {"text": "x"})
+    running.stream(0)
+    client.post("/generate", {"text": "x"})
+    client.send(b"POST /generate HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 13\r\n\r\n")
+    running.stream(0).end("first")
+    client.until(b"first")
+    running.stream(1).end("second")
+    got = client.until(b"100 Continue\r\n\r\n")
+    assert got.index(b"second") < got.index(b"HTTP/1.1 100 Continue")
+    client.send(b'{"text": "x"}')
+    running.stream(2).end("third")
+    assert client.until(b"third").count(b"HTTP/1.1") == 1
+
+
+def test_a_client_that_asks_in_http_1_0_or_has_sent_the_body_is_told_nothing(serve: Serve) -> None:
+    running = serve(lambda played: played.end("fine"))
+    for version in (b"1.0", b"1.1"):
+        client = running.raw()
+        head = b"POST /generate HTTP/%b\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 13\r\n\r\n"
+        waiting = b"GET /health_generate HTTP/1.1\r\nhost: x\r\n\r\n" if version == b"1.1" else b""
+        client.send(waiting + head % version + b'{"text": "x"}')
+        assert b"100 Continue" not in client.until(b'"text":"fine"')
+
+
+def test_a_body_that_never_ends_behind_a_running_request_is_a_408_too(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.post("/generate", {"text": "x"})
+    running.stream()
+    client.send(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+    eventually(lambda: any(one._parser.request for one in running.server.connections.open), "body")
+    past(running, "nothing: the client waits for its answer")
+    running.stream().end("fine")
+    client.until(b"fine")
+    eventually(lambda: any(one.deadline < inf for one in running.server.connections.open), "its turn")
+    past(running, "body")
+    assert b"the body was not complete" in client.rest()
 
 
 def test_slow_clients_hold_no_one_else_up(serve: Serve) -> None:
