@@ -3,14 +3,19 @@
 A connection handles one request at a time and keeps pipelined ones in order. A client that closes, even
 only its sending half, is gone, and whoever answers it is told at once. Deadlines are kept as one number per
 connection and looked at once a second (`Connections.sweep`), so that thousands of idle streams cost nothing.
+Whether a client reads what is sent is another matter than what it has to send, and watched beside that.
 Must not know any endpoint, nor what is being answered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import logging
 import socket
+import sys
+import termios
 import time
 from collections import deque
 from email.utils import formatdate
@@ -33,6 +38,9 @@ LINGER_S: Final = 2.0
 VANISHED_MS: Final = 60_000
 """Sent bytes unacknowledged for this long: the client's machine is gone."""
 
+ENDED: Final = frozenset((7, 8, 9, 11))
+"""TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK and TCP_CLOSING of linux/tcp_states.h: nothing comes any more."""
+
 
 class Connections:
     """Every connection of one process, and what they share."""
@@ -43,6 +51,10 @@ class Connections:
         self.open: set[Connection] = set()
         self.closing = False
         """Draining: each answer is its connection's last."""
+        self.sending: set[Connection] = set()
+        """Those whose client has to read before anything goes on: full, or closing."""
+        self.unread: set[Connection] = set()
+        """Those that are not read for now."""
         self.refused = 0
         self._soon: list[Connection] = []
         self._late: list[Connection] = []
@@ -55,12 +67,16 @@ class Connections:
         return Connection(self)
 
     def sweep(self) -> None:
-        """Cut off who is past a deadline. Call once a second."""
+        """Cut off who is past a deadline, or reads nothing any more. Call once a second."""
         self.date = formatdate(usegmt=True).encode()
         self.stream_head = head(200, self.date, STREAM_HEAD) + b"\r\n"
         now = time.monotonic()
         for connection in [one for one in self.open if one.deadline < now]:
             connection.overdue()
+        for connection in list(self.sending):
+            connection.look_at_progress(now)
+        for connection in list(self.unread):
+            connection.look_for_end()
 
     def flush_soon(self, connection: Connection) -> None:
         """Send what the connection has when this turn of the loop is over."""
@@ -103,6 +119,8 @@ class Connection(asyncio.Protocol):
         self.owner = owner
         self.deadline = inf
         self.paused = False
+        self._untaken = 0  # bytes that the client had not taken when it was last looked at
+        self._stalls = inf  # when it counts as stalled, unless it takes some
         self._transport: asyncio.Transport | None = None
         self._parser = RequestParser(owner.limits, self._listen, self._listen, self._came)
         self._current: Exchange | None = None
@@ -136,33 +154,31 @@ class Connection(asyncio.Protocol):
             self._refuse(refusal)
 
     def eof_received(self) -> None:
-        """The client will send no more: it is gone. The transport sends what it has and closes after this."""
+        """The client will send no more: it is gone. What is there is still sent."""
         self._gone()
-        self.flush()
+        self._close()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is no more."""
         self.owner.open.discard(self)
+        self.owner.sending.discard(self)
+        self.owner.unread.discard(self)
         self.deadline = inf
         self._transport = None
-        self._waiting.clear()
         self._gone()
 
     def pause_writing(self) -> None:
         """The client reads too slowly for what is sent."""
         self.paused = True
-        self.deadline = time.monotonic() + self.owner.limits.stall_s
+        self._watch()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
         self.paused = False
-        current = self._current
-        if current is None:
-            self._listen()
-            return
-        self.deadline = inf
-        if current.on_room is not None:
-            current.on_room()
+        if self._transport is not None and not self._transport.is_closing():
+            self.owner.sending.discard(self)
+        if self._current is not None and self._current.on_room is not None:
+            self._current.on_room()
 
     # What the parser calls.
 
@@ -188,6 +204,7 @@ class Connection(asyncio.Protocol):
         self._waiting.append(request)
         if len(self._waiting) == self.owner.limits.pipelined and self._transport is not None:
             self._transport.pause_reading()
+            self.owner.unread.add(self)
 
     # What an exchange calls.
 
@@ -236,7 +253,7 @@ class Connection(asyncio.Protocol):
 
     def overdue(self) -> None:
         """The deadline has passed."""
-        if self._current is not None or self.paused or self._lingering:
+        if self._lingering:
             self.abort()
         elif self._parser.request is not None:
             self._refuse(Refusal(408, f"the body was not complete within {self.owner.limits.body_s:g} s"))
@@ -245,12 +262,29 @@ class Connection(asyncio.Protocol):
         else:
             self._close()
 
+    def look_at_progress(self, now: float) -> None:
+        """Cut the client off if it has read nothing for too long."""
+        before, self._untaken = self._untaken, self._count_untaken()
+        if self._untaken < before:
+            self._stalls = now + self.owner.limits.stall_s
+        elif self._stalls < now:
+            self.abort()
+
+    def look_for_end(self) -> None:
+        """See that the client has closed while the connection is not read: nobody else says so then."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if sock is not None and _is_tcp(sock):
+            with contextlib.suppress(OSError):
+                if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in ENDED:
+                    self.eof_received()
+
     def _next(self) -> None:
         if self._transport is None or self._current is not None or not self._waiting:
             return
         request = self._waiting.popleft()
         if len(self._waiting) < self.owner.limits.pipelined:
             self._transport.resume_reading()
+            self.owner.unread.discard(self)
         self._handle(request)
 
     def _handle(self, request: Request) -> None:
@@ -271,15 +305,37 @@ class Connection(asyncio.Protocol):
             exchange.respond(500, error_json(500, "the server failed on this request; its log says why"))
 
     def _gone(self) -> None:
+        self._waiting.clear()
         current, self._current = self._current, None
         if current is not None and not current.done:
             current.lost()
 
     def _close(self) -> None:
-        self.deadline = time.monotonic() + self.owner.limits.stall_s
+        """Close when the client has taken what there is."""
+        self.deadline = inf
         self.flush()
         if self._transport is not None:
             self._transport.close()
+            self._watch()
+
+    def _watch(self) -> None:
+        """Look once a second whether the client reads."""
+        self._untaken = sys.maxsize  # the first look sets the time
+        self._stalls = inf
+        self.owner.sending.add(self)
+
+    def _count_untaken(self) -> int:
+        """Count the bytes that wait here, and those in the kernel that the client's has not acknowledged."""
+        if self._transport is None:
+            return 0
+        waiting = self._transport.get_write_buffer_size()
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                waiting += int.from_bytes(
+                    fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder
+                )
+        return waiting
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer what is no request and close, but let the client read the answer before a reset."""
@@ -304,8 +360,12 @@ class Connection(asyncio.Protocol):
 
 def _tune(sock: socket.socket | None) -> None:
     """Send at once, and notice a client whose machine is gone without a word."""
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+    if sock is None or not _is_tcp(sock):
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_MS)
+
+
+def _is_tcp(sock: socket.socket) -> bool:
+    return sock.family in (socket.AF_INET, socket.AF_INET6)

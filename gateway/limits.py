@@ -34,7 +34,7 @@ class Limits:
     idle_s: float = 75.0
     """A kept-alive connection without a request; then it is closed."""
     stall_s: float = 60.0
-    """A client that reads nothing while something is sent to it; then it is cut off."""
+    """A client that takes nothing of what is sent to it, not a byte; then it is cut off."""
     write_bytes: int = 64 << 10
     """Bytes that may wait in a connection's own buffer before what follows waits, and merges, in its sink."""
 

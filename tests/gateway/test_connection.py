@@ -139,6 +139,17 @@ def past(running: Running, what: str) -> None:
     running.call(sweep())
 
 
+def stalled(running: Running) -> None:
+    """Let the time to read something pass for every client that has to, since it was last looked at."""
+
+    async def look() -> None:
+        for connection in running.server.connections.sending:
+            connection._stalls = min(connection._stalls, 0.0)
+        running.server.connections.sweep()
+
+    running.call(look())
+
+
 def test_a_head_that_never_ends_is_a_408(serve: Serve) -> None:
     running = serve()
     client = running.raw()
@@ -335,18 +346,111 @@ def test_a_client_that_does_not_read_leaves_its_tokens_merged_in_the_sink(serve:
     assert b"z" in got
 
 
-def test_a_client_that_reads_nothing_for_too_long_is_cut_off(serve: Serve) -> None:
-    running = serve(options=Options(incremental=True), limits=Limits(write_bytes=1024))
+def fill(running: Running, stream: bool, more: bytes = b"") -> Raw:
+    """Return a client that has read nothing of more than fits, and has sent `more` behind its request."""
+    assert running.server._sweeper is not None
+    running.loop.call_soon_threadsafe(running.server._sweeper.cancel)  # the test looks, and nobody else
     client = running.raw()
-    client.post("/generate", {"text": "x", "stream": True})
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    client.post("/generate", {"text": "x", "stream": stream})
+    client.send(more)
     played = running.stream()
     connection = next(iter(running.server.connections.open))
+    if not stream:
+        played.end("x" * 20_000_000)
     while not connection.paused:
-        played.say("x" * 100_000)
+        if stream:
+            played.say("x" * 100_000)
         eventually(lambda: connection.paused or not played.source._channel.fresh, "taken or held")
-    past(running, "stalled")
-    eventually(lambda: played.closed, "closed")
+    return client
+
+
+NEXT = b'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{"text": "x"}'
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("more", "later"),
+    [
+        (b"", b""),
+        (NEXT, b""),
+        (b"", NEXT),
+        (NEXT, NEXT),
+        (b"", NEXT[:20]),
+        (b"", NEXT[:-1]),
+        (NEXT[:20], NEXT[20:]),
+        (NEXT[:-1], NEXT[-1:]),
+    ],
+)
+def test_a_client_that_reads_nothing_for_too_long_is_cut_off(
+    serve: Serve, stream: bool, more: bytes, later: bytes
+) -> None:
+    running = serve(options=Options(incremental=True), limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
+    client = fill(running, stream, more)
+    client.send(later)
+
+    def cut_off() -> bool:
+        stalled(running)
+        return not running.server.connections.open
+
+    eventually(cut_off, "cut off")
+    eventually(lambda: all(played.closed for played in running.backend.streams), "closed")
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_an_answer_that_nobody_takes_holds_no_closing_connection(serve: Serve, half: bool) -> None:
+    running = serve(limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
+    client = fill(running, stream=False)
+    if half:
+        client.socket.shutdown(socket.SHUT_WR)
+    else:
+        running.call(running.server.drain(LIMIT_S))
+    connection = next(iter(running.server.connections.open))
+    eventually(lambda: connection._transport is None or connection._transport.is_closing(), "closing")
+    stalled(running)
+    stalled(running)
     eventually(lambda: not running.server.connections.open, "cut off")
+
+
+def test_a_client_that_reads_slowly_gets_all_of_it(serve: Serve) -> None:
+    running = serve(limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
+    client = fill(running, stream=False)
+    connection = next(iter(running.server.connections.open))
+    stalled(running)
+    got = bytearray()
+    while connection in running.server.connections.sending:
+        before = connection._count_untaken()
+        while before and connection._count_untaken() >= before:
+            got += client.socket.recv(1 << 16)
+        stalled(running)
+    while got.count(b"x") < 20_000_000:
+        piece = client.socket.recv(1 << 20)
+        assert piece, "cut off"
+        got += piece
+    assert connection in running.server.connections.open
+
+
+@pytest.mark.parametrize("leave", [Raw.close, reset, lambda client: client.socket.shutdown(socket.SHUT_WR)])
+@pytest.mark.parametrize("behind", [3, 4, 5, 50])
+def test_a_client_that_leaves_with_requests_behind_a_running_one_is_noticed(
+    serve: Serve, leave: object, behind: int
+) -> None:
+    running = serve(limits=SMALL)
+    client = running.raw()
+    client.post("/generate", {"text": "x"})
+    played = running.stream()
+    client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * behind)
+    connection = next(iter(running.server.connections.open))
+    eventually(lambda: len(connection._waiting) == behind, "pipelined")
+    leave(client)  # type: ignore[operator]
+
+    def noticed() -> bool:
+        running.call(asyncio.sleep(0))
+        running.loop.call_soon_threadsafe(running.server.connections.sweep)
+        return played.closed and not running.server.connections.open
+
+    eventually(noticed, "noticed")
+    assert running.app.metrics.disconnects == 1
 
 
 def test_a_drain_finishes_what_runs_and_refuses_what_is_new(serve: Serve) -> None:
