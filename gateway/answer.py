@@ -86,6 +86,14 @@ class Answer:
             self.complete()
             self.close()
 
+    def fail(self, error: Error) -> None:
+        """End every stream that still runs with this."""
+        for feed in list(self._feeds):
+            if not feed.over:
+                feed.over = True
+                self.failure(feed.index, error)
+                self.ended()
+
     def close(self) -> None:
         """Let go of every stream; those that still run are aborted. Twice is fine."""
         feeds, self._feeds = self._feeds, []

@@ -34,6 +34,7 @@ from .shapes import error_json
 log = logging.getLogger(__name__)
 
 RETRY_AFTER: Final = ((b"retry-after", b"1"),)
+STOPPING: Final = "the server is stopping; send the request again"
 PROBE_S: Final = 20.0
 """How long `/health_generate` waits for its one token."""
 
@@ -127,11 +128,12 @@ class App:
             route[1](exchange)
 
     def close(self) -> None:
-        """Give up on everything that still runs."""
+        """End everything that still runs with a 503, and take nothing more."""
+        self.draining = True
         for task in list(self._tasks):
             task.cancel()
         for answer in list(self._answers):
-            answer.close()
+            answer.fail(Error(503, "stopping", STOPPING))
 
     # Generation.
 
@@ -306,9 +308,6 @@ class App:
                 await handler(exchange)
             except Refused as error:
                 self._refuse(exchange, error, openai_shape)
-            except asyncio.CancelledError:
-                if not exchange.gone:
-                    self._fail(exchange, 503, "the server is stopping; send the request again", openai_shape)
             except Exception:
                 log.exception("%s failed", exchange.request.path)
                 self._fail(exchange, 500, "the server failed on this request; its log says why", openai_shape)
@@ -323,9 +322,16 @@ class App:
             def gone() -> None:
                 task.cancel()
 
+            def ended(_: object) -> None:
+                self._tasks.discard(task)
+                if (
+                    task.cancelled()
+                ):  # by `close`, perhaps before it had begun; a client that is gone gets nothing
+                    self._fail(exchange, 503, STOPPING, exchange.request.path.startswith("/v1"))
+
             exchange.on_gone = gone
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(ended)
             return None
 
         return start

@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
     def ended(self, exchange: Exchange) -> None:
         """An answer is complete: close, or go on to the next request."""
         self._current = None
-        if not exchange.request.keep_alive:
+        if not exchange.request.keep_alive or (self.owner.closing and not self._waiting):
             self._close()
         elif self._waiting:
             # Not from here: a pipeline of thousands must not become a recursion of thousands.

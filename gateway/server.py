@@ -102,13 +102,13 @@ class Server:
         return self.app.idle
 
     async def stop(self) -> None:
-        """Stop accepting and let go of everybody."""
+        """Stop accepting, end what runs with a 503, and let go of everybody when it has gone out."""
         assert self._server is not None
         assert self._sweeper is not None
         self._server.close()
         self._sweeper.cancel()
+        self.connections.drain()  # before: each answer has to say that it is its connection's last
         self.app.close()
-        self.connections.drain()
         deadline = time.monotonic() + 1.0
         while self.connections.open and time.monotonic() < deadline:
             await asyncio.sleep(0.01)

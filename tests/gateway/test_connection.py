@@ -11,7 +11,6 @@ from outfeed.gateway.app import Options
 from outfeed.gateway.limits import Limits
 
 from .conftest import LIMIT_S, Raw, Running, Serve, eventually
-from .fake import Played
 
 SMALL = Limits(body_bytes=1000, head_bytes=2000, headers=20, pipelined=4)
 
@@ -451,43 +450,6 @@ def test_a_client_that_leaves_with_requests_behind_a_running_one_is_noticed(
 
     eventually(noticed, "noticed")
     assert running.app.metrics.disconnects == 1
-
-
-def test_a_drain_finishes_what_runs_and_refuses_what_is_new(serve: Serve) -> None:
-    running = serve()
-    streaming, idle, late = running.raw(), running.raw(), running.raw()
-    streaming.post("/generate", {"text": "x", "stream": True})
-    played: Played = running.stream()
-    played.say("before")
-    streaming.until(b"before")
-    idle.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-    idle.until(b"\r\n\r\n")
-    late.send(b"POST /gen")
-    eventually(lambda: any(one._parser.begun for one in running.server.connections.open), "late")
-    drained = asyncio.run_coroutine_threadsafe(running.server.drain(LIMIT_S), running.loop)
-    assert idle.rest() == b""
-    eventually(lambda: running.app.draining, "draining")
-    assert running.ask("GET", "/health").status == 503
-    refused = running.ask("POST", "/generate", {"text": "x"})
-    assert refused.status == 503
-    assert refused.headers["connection"] == "close"
-    assert "draining" in refused.json["error"]["message"]
-    late.send(b'erate HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{"text": "x"}')
-    assert b" 503 " in late.rest()
-    assert not drained.done()
-    played.end("after")
-    assert b"after" in streaming.until(b"[DONE]")
-    assert drained.result(LIMIT_S) is True
-
-
-def test_a_stop_ends_what_runs(serve: Serve) -> None:
-    running = serve()
-    client = running.raw()
-    client.post("/generate", {"text": "x", "stream": True})
-    played = running.stream()
-    running.call(running.server.drain(0.0))
-    running.call(running.server.stop())
-    assert played.closed
 
 
 def test_limits_must_be_positive() -> None:

@@ -301,3 +301,26 @@ def test_sigterm_lets_a_stream_finish(truth: Any) -> None:
     assert "".join(event["text"] for event in events) == truth("last", 200)
     assert running.stop(signal.SIGTERM) == 0
     assert "draining" in running.said
+
+
+def test_sigint_answers_whoever_waits() -> None:
+    running = Served("--shards", "1", "--steps-per-second", "100")
+    clients = [socket.create_connection(("127.0.0.1", running.port), timeout=LIMIT_S) for _ in range(2)]
+    for client, stream in zip(clients, (True, False), strict=True):
+        data = json.dumps(ask(f"sigint-{stream}", 100_000, stream=stream)).encode()
+        client.sendall(b"POST /generate HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
+    streamed, whole = b"", b""
+    streamed += clients[0].recv(1)
+    eventually(lambda: running.live() == 2, "both run")
+    running.process.send_signal(signal.SIGINT)
+    while piece := clients[0].recv(65536):
+        streamed += piece
+    while piece := clients[1].recv(65536):
+        whole += piece
+    *_, last, done = parse_events(streamed.partition(b"\r\n\r\n")[2])
+    assert done == "[DONE]"
+    assert last["error"]["code"] == 503
+    assert whole.startswith(b"HTTP/1.1 503 ")
+    for client in clients:
+        client.close()
+    assert running.stop() == 0
