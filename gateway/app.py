@@ -7,11 +7,12 @@ logged with the request's path and answered in the shape the endpoint's clients 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hmac
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -139,7 +140,10 @@ class App:
 
     async def _generate(self, exchange: Exchange) -> None:
         body = self._body(exchange)
-        streams = await self._submit(body)
+        with self._room(body):
+            self._answer(exchange, body, await self.backend.submit(body))
+
+    def _answer(self, exchange: Exchange, body: dict[str, Any], streams: Sequence[Stream]) -> None:
         started = exchange.started
         batch = _is_batch(body)
         if body.get("stream"):
@@ -160,9 +164,10 @@ class App:
 
     async def _completions(self, exchange: Exchange) -> None:
         body, wanted = openai.completion_body(self._body(exchange), self.backend.name)
-        if wanted.echo is not None:
-            wanted.echo = await self._prompt_texts(body)
-        await self._openai(exchange, body, wanted)
+        with self._room(body):
+            if wanted.echo is not None:
+                wanted.echo = await self._prompt_texts(body)
+            await self._openai(exchange, body, wanted)
 
     async def _chat(self, exchange: Exchange) -> None:
         body, wanted, asked = openai.chat_body(self._body(exchange), self.backend.name)
@@ -184,12 +189,13 @@ class App:
             raise BadRequest("messages", "need a tokenizer, and this server runs without one")
         # A template writes the special tokens itself; the tokenizer must not add them once more.
         encode: Any = tokenizer.encode
-        encoded = await asyncio.to_thread(encode, prompt, add_special_tokens=False)
-        body["input_ids"] = encoded.ids
-        await self._openai(exchange, body, wanted)
+        with self._room(body):
+            encoded = await asyncio.to_thread(encode, prompt, add_special_tokens=False)
+            body["input_ids"] = encoded.ids
+            await self._openai(exchange, body, wanted)
 
     async def _openai(self, exchange: Exchange, body: dict[str, Any], wanted: Wanted) -> None:
-        streams = await self._submit(body)
+        streams = await self.backend.submit(body)
         if not wanted.stream:
 
             def render(events: list[ChunkEvent]) -> bytes:
@@ -344,13 +350,21 @@ class App:
     def _body(self, exchange: Exchange) -> Any:
         return decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)
 
-    async def _submit(self, body: Any) -> Sequence[Stream]:
-        if self._prompts >= self.limits.requests:
-            most = self.limits.requests
+    @contextlib.contextmanager
+    def _room(self, body: Any) -> Iterator[None]:
+        """Count a body's prompts from before the first wait until their answer counts them."""
+        count, most = _count_prompts(body), self.limits.requests
+        if count > most:
+            raise BadRequest("", f"has {count} prompts, and at most {most} are answered at once; send fewer")
+        if self._prompts + count > most:
             raise Unavailable(
                 f"{self._prompts} prompts are being answered, at most {most} may; try again soon"
             )
-        return await self.backend.submit(body)
+        self._prompts += count
+        try:
+            yield
+        finally:
+            self._prompts -= count
 
     def _run(self, answer: Answer) -> None:
         self._prompts += answer.prompts
@@ -377,6 +391,16 @@ class App:
     ) -> None:
         body = error_json(status, message, openai_shape, param=param)
         exchange.respond(status, body, headers=RETRY_AFTER if status == 503 else ())
+
+
+def _count_prompts(body: Any) -> int:
+    """Count the prompts of a body that nobody has checked yet; what is none of any kind counts as one."""
+    texts, ids = (body.get("text"), body.get("input_ids")) if type(body) is dict else (None, None)
+    if type(texts) is list:
+        return max(1, len(texts))
+    if type(ids) is list and ids and type(ids[0]) is list:
+        return len(ids)
+    return 1
 
 
 def _is_batch(body: dict[str, Any]) -> bool:
