@@ -237,12 +237,10 @@ class WholeAnswer(Answer):
         metrics: Metrics,
         on_end: Callable[[Answer], None],
         render: Callable[[list[ChunkEvent]], bytes],
-        openai: bool,
     ) -> None:
         super().__init__(exchange, streams, metrics, on_end)
         self._sums: list[Merger | None] = [None] * len(streams)
         self._render = render
-        self._openai = openai
 
     def event(self, index: int, event: ChunkEvent) -> None:
         """Add it up."""
@@ -255,7 +253,7 @@ class WholeAnswer(Answer):
     def failure(self, index: int, error: Error) -> None:
         """Answer with it, and give the other streams up."""
         status = http_status(error.status)
-        self.exchange.respond(status, error_json(status, error.message, self._openai))
+        self.exchange.respond(status, error_json(status, error.message, self.exchange.openai))
         self.close()
 
     def complete(self) -> None:

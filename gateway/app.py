@@ -34,7 +34,6 @@ from .shapes import error_json
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER: Final = ((b"retry-after", b"1"),)
 STOPPING: Final = "the server is stopping; send the request again"
 PROBE_S: Final = 20.0
 """How long `/health_generate` waits for its one token."""
@@ -85,7 +84,7 @@ class App:
         self._tasks: set[asyncio.Task[None]] = set()
         self._prompts = 0
         self._started = time.time()
-        self._expected = f"Bearer {self.options.api_key}".encode()
+        self._key = self.options.api_key.encode()
         self._routes: dict[str, tuple[str, Callable[[Exchange], None]]] = {
             "/generate": ("POST", self._in_task(self._generate)),
             "/v1/completions": ("POST", self._in_task(self._completions)),
@@ -115,16 +114,16 @@ class App:
         route = self._routes.get(path)
         method = "GET" if request.method == "HEAD" else request.method
         exchange.on_over = functools.partial(self.metrics.answered, path if route else "other")
+        exchange.openai = path == "/v1" or path.startswith("/v1/")
         if route is None:
             known = ", ".join(self._routes)
             self._fail(exchange, 404, f"there is no {show(request.path)} here; there are: {known}")
         elif method != route[0]:
             message = f"{path} takes {route[0]}, not {request.method}"
-            exchange.respond(405, error_json(405, message), headers=((b"allow", route[0].encode()),))
+            self._fail(exchange, 405, message, headers=((b"allow", route[0].encode()),))
         elif not self._may(exchange, path):
-            headers = ((b"www-authenticate", b"Bearer"),)
             message = "this server wants an API key: send Authorization: Bearer KEY with the right one"
-            exchange.respond(401, error_json(401, message, path.startswith("/v1")), headers=headers)
+            self._fail(exchange, 401, message, headers=((b"www-authenticate", b"Bearer"),))
         else:
             route[1](exchange)
 
@@ -160,7 +159,7 @@ class App:
         def render(events: list[ChunkEvent]) -> bytes:
             return generate.render_whole(rids, events, started, batch)
 
-        self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render, openai=False))
+        self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render))
 
     async def _completions(self, exchange: Exchange) -> None:
         body, wanted = openai.completion_body(self._body(exchange), self.backend.name)
@@ -201,7 +200,7 @@ class App:
             def render(events: list[ChunkEvent]) -> bytes:
                 return openai.render_whole(wanted, events)
 
-            self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render, openai=True))
+            self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render))
             return
         usage = Usage()
         renderers = [OpenAIStream(wanted, index, usage) for index in range(len(streams))]
@@ -259,7 +258,7 @@ class App:
         if why is None:
             exchange.respond(200)
         else:
-            exchange.respond(503, error_json(503, f"not healthy: {why}"), headers=RETRY_AFTER)
+            self._fail(exchange, 503, f"not healthy: {why}")
 
     def _server_info(self, exchange: Exchange) -> None:
         info = {
@@ -309,20 +308,19 @@ class App:
         """Run a handler in a task of its own, which ends when the client goes; `always`: in a drain too."""
 
         async def run(exchange: Exchange) -> None:
-            openai_shape = exchange.request.path.startswith("/v1")
             try:
                 await handler(exchange)
             except Refused as error:
-                self._refuse(exchange, error, openai_shape)
+                self._refuse(exchange, error)
             except Exception:
                 log.exception("%s failed", exchange.request.path)
-                self._fail(exchange, 500, "the server failed on this request; its log says why", openai_shape)
+                self._fail(exchange, 500, "the server failed on this request; its log says why")
 
         def start(exchange: Exchange) -> None:
             if self.draining and not always:
                 message = "the server is draining: it finishes what runs and takes nothing new; try another"
                 exchange.request.keep_alive = False
-                return self._fail(exchange, 503, message, exchange.request.path.startswith("/v1"))
+                return self._fail(exchange, 503, message)
             task = asyncio.get_running_loop().create_task(run(exchange))
 
             def gone() -> None:
@@ -333,7 +331,7 @@ class App:
                 if (
                     task.cancelled()
                 ):  # by `close`, perhaps before it had begun; a client that is gone gets nothing
-                    self._fail(exchange, 503, STOPPING, exchange.request.path.startswith("/v1"))
+                    self._fail(exchange, 503, STOPPING)
 
             exchange.on_gone = gone
             self._tasks.add(task)
@@ -345,7 +343,8 @@ class App:
     def _may(self, exchange: Exchange, path: str) -> bool:
         if not self.options.api_key or path == "/health":
             return True
-        return hmac.compare_digest(exchange.request.headers.get(b"authorization", b""), self._expected)
+        scheme, _, key = exchange.request.headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(b" "), self._key)
 
     def _body(self, exchange: Exchange) -> Any:
         return decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)
@@ -375,22 +374,21 @@ class App:
         self._prompts -= answer.prompts
         self._answers.discard(answer)
 
-    def _refuse(self, exchange: Exchange, error: Refused, openai_shape: bool) -> None:
+    def _refuse(self, exchange: Exchange, error: Refused) -> None:
         param = None
         if isinstance(error, BadRequest) and error.field:
             param = error.field.removeprefix("sampling_params.")
-        self._fail(exchange, error.status, error.message, openai_shape, param)
+        self._fail(exchange, error.status, error.message, param)
 
     def _fail(
         self,
         exchange: Exchange,
         status: int,
         message: str,
-        openai_shape: bool = False,
         param: str | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
-        body = error_json(status, message, openai_shape, param=param)
-        exchange.respond(status, body, headers=RETRY_AFTER if status == 503 else ())
+        exchange.respond(status, error_json(status, message, exchange.openai, param=param), headers=headers)
 
 
 def _count_prompts(body: Any) -> int:

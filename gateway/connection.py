@@ -27,7 +27,7 @@ import httptools
 from .exchange import STREAM_HEAD, Exchange, Handler, Request, head
 from .limits import Limits
 from .parsing import Refusal, RequestParser
-from .shapes import error_json, phrase
+from .shapes import error_json
 
 log = logging.getLogger(__name__)
 
@@ -302,7 +302,8 @@ class Connection(asyncio.Protocol):
             self.owner.handler(exchange)
         except Exception:
             log.exception("answering %s %s failed", request.method, request.path[:100])
-            exchange.respond(500, error_json(500, "the server failed on this request; its log says why"))
+            message = "the server failed on this request; its log says why"
+            exchange.respond(500, error_json(500, message, exchange.openai))
 
     def _gone(self) -> None:
         self._waiting.clear()
@@ -346,11 +347,12 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         body = error_json(refusal.status, refusal.message)
-        self.write(
-            b"HTTP/1.1 %d %b\r\ndate: %b\r\nconnection: close\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b"
-            % (refusal.status, phrase(refusal.status), self.owner.date, len(body), body)
+        headers = (
+            (b"connection", b"close"),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
         )
+        self.write(head(refusal.status, self.owner.date, headers) + b"\r\n" + body)
         self._lingering = True
         self.deadline = time.monotonic() + LINGER_S
         self.flush()

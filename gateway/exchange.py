@@ -20,6 +20,7 @@ STREAM_HEAD: Final = (
     (b"x-accel-buffering", b"no"),
     (b"transfer-encoding", b"chunked"),
 )
+RETRY_AFTER: Final = b"retry-after: 1\r\n"
 
 
 class Request:
@@ -44,6 +45,7 @@ class Exchange:
     on_gone  called once if the client goes away before the answer is complete
     on_room  called when a connection that was not `writable` is again
     on_over  called once with the answer's status when it is complete, with 499 if the client went before
+    openai   whether its client expects OpenAI's shape of errors; for whoever answers it
     """
 
     __slots__ = (
@@ -54,6 +56,7 @@ class Exchange:
         "on_gone",
         "on_over",
         "on_room",
+        "openai",
         "request",
         "started",
         "status",
@@ -62,6 +65,7 @@ class Exchange:
     def __init__(self, connection: Connection, request: Request) -> None:
         self._connection = connection
         self._chunked = False
+        self.openai = False
         self.request = request
         self.started = time.perf_counter()
         self.status = 0
@@ -172,6 +176,8 @@ Handler = Callable[[Exchange], None]
 
 
 def head(status: int, date: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Write a response's head, all but the `connection` line and the empty one."""
+    """Write a response's head but for `connection` and the empty line. Each 503 says when to try again."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    if status == 503:
+        lines += RETRY_AFTER
     return b"HTTP/1.1 %d %b\r\ndate: %b\r\n%b" % (status, phrase(status), date, lines)

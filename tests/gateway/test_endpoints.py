@@ -4,6 +4,7 @@ import re
 
 import pytest
 from outfeed.gateway.app import Options
+from outfeed.gateway.limits import Limits
 from outfeed.gateway.metrics import Metrics
 from outfeed.ingress.errors import Unavailable
 
@@ -131,6 +132,32 @@ def test_histogram_buckets_add_up(serve: Serve) -> None:
     assert counts[-1] == 7
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1", 404),
+        ("GET", "/v1/", 404),
+        ("POST", "/v1/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/chat/completions/", 405),
+        ("POST", "/v1/models", 405),
+        ("GET", "/v1/models", 401),
+        ("POST", "/v1/completions", 401),
+    ],
+)
+def test_every_error_under_v1_has_openais_shape(serve: Serve, method: str, path: str, status: int) -> None:
+    answer = serve(options=Options(api_key="k")).ask(method, path, {"prompt": "x"})
+    assert answer.status == status
+    error = answer.json["error"]
+    assert error.keys() == {"object", "message", "type", "param", "code"}
+    assert (error["object"], error["code"], error["param"]) == ("error", status, None)
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v1x", "/", "/generate"])
+def test_no_other_error_has_it(serve: Serve, path: str) -> None:
+    assert serve().ask("GET", path).json["error"].keys() == {"message", "code"}
+
+
 @pytest.mark.parametrize("path", ["/", "/nothing", "/generate/more", "/%2e%2e/etc/passwd"])
 def test_what_is_not_there_is_a_404(serve: Serve, path: str) -> None:
     answer = serve().ask("GET", path)
@@ -163,3 +190,49 @@ def test_the_api_key_guards_everything_but_health(serve: Serve) -> None:
         assert "www-authenticate" in answer.headers
     assert running.backend.streams == []
     assert running.ask("POST", "/generate", body, {"Authorization": "Bearer s3cret"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Bearer k", 200),
+        ("bearer k", 200),
+        ("BEARER  k ", 200),
+        ("Basic k", 401),
+        ("Bearer", 401),
+        ("Bearerk", 401),
+        ("bearer K", 401),
+        ("k", 401),
+    ],
+)
+def test_the_keys_scheme_may_be_written_in_any_case(serve: Serve, header: str, status: int) -> None:
+    running = serve(options=Options(api_key="k"))
+    assert running.ask("GET", "/v1/models", headers={"Authorization": header}).status == status
+
+
+def test_every_503_says_when_to_try_again(serve: Serve) -> None:
+    running = serve(lambda played: played.fail(503, "the scheduler went away"), limits=Limits(connections=1))
+    asked = [
+        ("POST", "/generate", {"text": "x"}),
+        ("POST", "/v1/completions", {"prompt": "x"}),
+        ("GET", "/health_generate", None),
+    ]
+
+    def check() -> None:
+        for one in asked:
+            eventually(lambda: not running.server.connections.open, "room for one")
+            answer = running.ask(*one)
+            assert (answer.status, answer.headers.get("retry-after")) == (503, "1")
+
+    check()
+    running.backend.refuse = Unavailable("no scheduler is attached")
+    check()
+    running.backend.why = "no scheduler"
+    asked.append(("GET", "/health", None))
+    check()
+    running.app.draining = True
+    check()
+    held = running.raw()
+    eventually(lambda: running.server.connections.open, "held")
+    assert b"\r\nretry-after: 1\r\n" in running.raw().until(b"\r\n\r\n")
+    held.close()
