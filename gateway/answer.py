@@ -48,6 +48,8 @@ class Answer:
     ) -> None:
         self.exchange = exchange
         self.metrics = metrics
+        self.batch: str | None = None
+        """The one rid that its client gave to all the streams, if it did; theirs are made from it."""
         self._on_end = on_end
         self._feeds = [Feed(self, index, stream) for index, stream in enumerate(streams)]
         self._left = self.prompts = len(streams)
@@ -85,6 +87,10 @@ class Answer:
         if self._left == 0 and self._feeds:
             self.complete()
             self.close()
+
+    def live_rids(self) -> list[str]:
+        """Return the rids of the streams that still run."""
+        return [feed.stream.rid for feed in self._feeds if not feed.over]
 
     def fail(self, error: Error) -> None:
         """End every stream that still runs with this."""

@@ -81,6 +81,7 @@ class App:
         self.siblings: Others | None = None
         """The other gateways of the instance, when there are any."""
         self._answers: set[Answer] = set()
+        self._batches: dict[str, set[Answer]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._prompts = 0
         self._started = time.time()
@@ -127,6 +128,14 @@ class App:
         else:
             route[1](exchange)
 
+    def abort(self, rid: str) -> bool:
+        """Abort a live request, or every one of a batch, that has this rid. False when none here has."""
+        aborted = self.backend.abort(rid)
+        for answer in list(self._batches.get(rid, ())):
+            for each in answer.live_rids():
+                aborted |= self.backend.abort(each)
+        return aborted
+
     def close(self) -> None:
         """End everything that still runs with a 503, and take nothing more."""
         self.draining = True
@@ -152,14 +161,14 @@ class App:
                 kind(stream.rid, started, cumulative, index if batch else None)
                 for index, stream in enumerate(streams)
             ]
-            self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers))
+            self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers), body)
             return
         rids = [stream.rid for stream in streams]
 
         def render(events: list[ChunkEvent]) -> bytes:
             return generate.render_whole(rids, events, started, batch)
 
-        self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render))
+        self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render), body)
 
     async def _completions(self, exchange: Exchange) -> None:
         body, wanted = openai.completion_body(self._body(exchange), self.backend.name)
@@ -200,7 +209,7 @@ class App:
             def render(events: list[ChunkEvent]) -> bytes:
                 return openai.render_whole(wanted, events)
 
-            self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render))
+            self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render), body)
             return
         usage = Usage()
         renderers = [OpenAIStream(wanted, index, usage) for index in range(len(streams))]
@@ -208,7 +217,7 @@ class App:
         def closing() -> bytes:
             return openai.usage_chunk(wanted, usage) if wanted.usage else b""
 
-        self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, closing))
+        self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, closing), body)
 
     async def _prompt_texts(self, body: dict[str, Any]) -> list[str]:
         """Return the prompts as text, to be echoed."""
@@ -284,7 +293,7 @@ class App:
                 )
         except Refused as error:
             return self._fail(exchange, error.status, error.message)
-        aborted = self.backend.abort(rid)
+        aborted = self.abort(rid)
         if not aborted and self.siblings is not None:
             self.siblings.abort(rid)
         return exchange.respond(200, msgspec.json.encode({"rid": rid, "aborted_here": aborted}))
@@ -365,14 +374,23 @@ class App:
         finally:
             self._prompts -= count
 
-    def _run(self, answer: Answer) -> None:
+    def _run(self, answer: Answer, body: dict[str, Any]) -> None:
         self._prompts += answer.prompts
         self._answers.add(answer)
+        rid = body.get("rid")
+        if type(rid) is str and _is_batch(body):
+            answer.batch = rid
+            self._batches.setdefault(rid, set()).add(answer)
         answer.start()
 
     def _ended(self, answer: Answer) -> None:
         self._prompts -= answer.prompts
         self._answers.discard(answer)
+        if answer.batch is not None:
+            same = self._batches[answer.batch]
+            same.discard(answer)
+            if not same:
+                del self._batches[answer.batch]
 
     def _refuse(self, exchange: Exchange, error: Refused) -> None:
         param = None

@@ -249,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 args.instance,
                 args.reader,
                 front.instance.config.readers,
-                app.backend.abort,
+                app.abort,
                 app.metrics.state,
             )
             uvloop.run(serve(app, serving, ready, siblings))

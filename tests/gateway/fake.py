@@ -46,6 +46,7 @@ class Played:
     sender: SinkSender
     source: SinkSource
     closed: bool = False
+    over: bool = False
     sent: int = 0
 
     def close(self) -> None:
@@ -58,11 +59,13 @@ class Played:
             self.sent += 1
 
     def end(self, text: str, finish: FinishReason | None = None) -> None:
+        self.over = True
         self.sender.try_send(
             Done(event(text, self.sent, finish=finish or FinishReason.length(self.sent + 1)))
         )
 
     def fail(self, status: int, message: str) -> None:
+        self.over = True
         self.sender.try_send(Error(status, "fault", message))
 
     def send(self, item: Item) -> None:
@@ -86,7 +89,7 @@ class FakeBackend:
         request = parse_generate(body, self.model)
         if self.refuse is not None:
             raise self.refuse
-        live = {one.rid for one in self.streams if not one.closed}
+        live = {one.rid for one in self.streams if not (one.closed or one.over)}
         for prompt in request.prompts:
             if prompt.rid in live:
                 raise RidInUse(f"rid {prompt.rid!r} is taken")
@@ -100,7 +103,7 @@ class FakeBackend:
     def abort(self, rid: str) -> bool:
         self.aborted.append(rid)
         for one in self.streams:
-            if one.rid == rid and not one.closed:
+            if one.rid == rid and not (one.closed or one.over):
                 one.fail(499, "aborted on request")
                 return True
         return False

@@ -57,6 +57,35 @@ def test_an_abort_ends_the_stream_it_names(serve: Serve) -> None:
     assert b'"code":499' in client.until(b"[DONE]")
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_batch_is_aborted_by_its_own_rid_or_each_prompt_by_its(
+    serve: Serve, path: str, stream: bool
+) -> None:
+    running = serve()
+    prompts = {"text" if path == "/generate" else "prompt": ["x", "y", "z"]}
+    together, alone = running.raw(), running.raw()
+    together.post(path, {**prompts, "rid": "B", "stream": stream})
+    running.stream(2)
+    running.stream(0).end("ended")
+    eventually(lambda: running.app.metrics.events == 1, "one has ended")
+    alone.post("/generate", {"text": "x", "rid": "B_0"})
+    other = running.stream(3)
+    asked = running.ask("POST", "/abort_request", {"rid": "B"}).json
+    assert asked == {"rid": "B", "aborted_here": True}
+    if stream:
+        assert together.until(b"[DONE]").count(b'"code":499') == 2
+    else:
+        assert b"HTTP/1.1 499 " in together.until(b'"code":499')
+    assert all(played.closed for played in running.backend.streams[:3])
+    assert not other.closed, "a request of its own, which only has the rid that an ended prompt had"
+    assert running.ask("POST", "/abort_request", {"rid": "B_0"}).json["aborted_here"] is True
+    alone.until(b'"code":499')
+    assert running.ask("POST", "/abort_request", {"rid": "B"}).json["aborted_here"] is False
+    eventually(lambda: running.app.idle, "idle")
+    assert not running.app._batches
+
+
 class Other:
     """The other gateways, as a test has them."""
 

@@ -178,9 +178,10 @@ def test_information_and_metrics_come_from_the_instance(served: Served) -> None:
 
 def test_an_abort_finds_its_request_on_whichever_gateway_it_runs(served: Served) -> None:
     for number in range(8):
-        rid = f"abort-{number}"
+        rid, batch = f"abort-{number}", number % 2 == 1
         client = socket.create_connection(("127.0.0.1", served.port), timeout=LIMIT_S)
-        body = json.dumps(ask(rid, 100_000, stream=True)).encode()
+        more = {"text": ["hello", "bye"]} if batch else {}
+        body = json.dumps(ask(rid, 100_000, stream=True, **more)).encode()
         client.sendall(b"POST /generate HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         got = client.recv(1)
         assert served.ask("POST", "/abort_request", {"rid": rid})[0] == 200
