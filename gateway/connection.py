@@ -55,7 +55,6 @@ class Connections:
         """Those whose client has to read before anything goes on: full, or closing."""
         self.unread: set[Connection] = set()
         """Those that are not read for now."""
-        self.refused = 0
         self._soon: list[Connection] = []
         self._late: list[Connection] = []
         self.date = b""
@@ -141,7 +140,6 @@ class Connection(asyncio.Protocol):
         self.owner.open.add(self)
         self.deadline = time.monotonic() + limits.head_s
         if full:
-            self.owner.refused += 1
             self._refuse(Refusal(503, f"this server holds {limits.connections} connections; try again soon"))
 
     def data_received(self, data: bytes) -> None:

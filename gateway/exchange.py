@@ -26,13 +26,12 @@ RETRY_AFTER: Final = b"retry-after: 1\r\n"
 class Request:
     """One request, complete. Header names are lower case; a repeated header's values are joined by commas."""
 
-    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query", "version")
+    __slots__ = ("body", "headers", "keep_alive", "method", "path", "version")
 
     def __init__(self, method: str, url: bytes, version: str, headers: dict[bytes, bytes]) -> None:
-        path, _, query = url.partition(b"?")
+        path, _, _ = url.partition(b"?")
         self.method = method
         self.path = path.decode("latin-1")
-        self.query = query
         self.version = version
         self.headers = headers
         self.body = bytearray()

@@ -99,7 +99,7 @@ bind(ChunkEvent, Frame, Done)
 class Merger:
     """Adds a request's events up to one, without copying again what is there already."""
 
-    __slots__ = ("_columns", "_ids", "_last", "_text", "events", "first", "generated")
+    __slots__ = ("_columns", "_ids", "_last", "_text", "first", "generated")
 
     def __init__(self, event: ChunkEvent) -> None:
         self._text = bytearray()
@@ -107,7 +107,6 @@ class Merger:
         self._columns: ColumnsSum | None = None
         self.first = event.first
         self.generated = 0
-        self.events = 0
         self.add(event)
 
     def add(self, event: ChunkEvent) -> int:
@@ -121,7 +120,6 @@ class Merger:
                 self._columns = ColumnsSum()
             freed = self._columns.add(event.columns)
         self._last = event
-        self.events += 1
         return freed
 
     def event(self) -> ChunkEvent:
