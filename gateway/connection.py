@@ -195,12 +195,14 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + seconds
 
     def _came(self, request: Request) -> None:
-        """Answer a request, or let it wait for the one before it."""
+        """Answer a request, or let it wait for the one before it; behind the last answer there is none."""
+        if self._transport is None or self._transport.is_closing():
+            return
         if self._current is None and not self._waiting:
             self._handle(request)
             return
         self._waiting.append(request)
-        if len(self._waiting) == self.owner.limits.pipelined and self._transport is not None:
+        if len(self._waiting) == self.owner.limits.pipelined:
             self._transport.pause_reading()
             self.owner.unread.add(self)
 

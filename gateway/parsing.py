@@ -54,6 +54,7 @@ class RequestParser:
         self._url = b""
         self._lines: list[Pair] = []
         self._head_bytes = 0
+        self._last = False  # the client has said that it sends no further request
         self._offered = b""  # the request line of a request that offers an upgrade
 
     def feed(self, data: bytes) -> None:
@@ -61,7 +62,11 @@ class RequestParser:
 
         Raises:
             Refusal: they break a limit or the protocol. Nothing may be fed any more.
+
+        What follows a request that its client called the connection's last is passed over (RFC 9112 9.6).
         """
+        if self._last:
+            return
         self._fed += len(data)
         pieces: list[bytes | memoryview] = [data]
         while pieces:
@@ -74,6 +79,8 @@ class RequestParser:
                 self._parser = httptools.HttpRequestParser(self)
                 pieces += (memoryview(piece)[offer.args[0] :], self._without_offer())
             except httptools.HttpParserError as error:
+                if self._last:
+                    return
                 refusal, self._refusal = self._refusal, None
                 raise refusal or Refusal(
                     400, f"this is not HTTP/1.1 as this server reads it: {error}"
@@ -145,6 +152,7 @@ class RequestParser:
         assert request is not None
         self._fed = 0
         self.begun = self.asks = False
+        self._last = not request.keep_alive
         self._on_request(request)
 
     def _headers(self, version: str) -> dict[bytes, bytes]:
@@ -157,8 +165,11 @@ class RequestParser:
             hosts += name == b"host"
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             raise self._stop(400, f"a request has one Host header, this one has {hosts or 'none'}")
-        if version == "1.0" and b"transfer-encoding" in headers:
-            raise self._stop(400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length, or HTTP/1.1")
+        if (coding := headers.get(b"transfer-encoding")) is not None:
+            if version == "1.0":
+                raise self._stop(400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length, or HTTP/1.1")
+            if coding.lower() != b"chunked":
+                raise self._stop(501, "the only Transfer-Encoding that is read here is chunked")
         return headers
 
     def _without_offer(self) -> bytes:

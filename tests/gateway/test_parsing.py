@@ -134,6 +134,7 @@ def test_a_body_in_the_smallest_chunks_is_taken() -> None:
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n", 400),
         (b"GET / HTTP/1.0\r\nHost: x\r\nhost: y\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (b"GET / HTTP/0.9\r\nhost: x\r\n\r\n", 505),
         (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", 505),
         (b"GET /\r\n\r\n", 505),
@@ -145,6 +146,20 @@ def test_a_body_in_the_smallest_chunks_is_taken() -> None:
 def test_what_is_not_http_1_0_or_1_1_by_the_letter_is_refused(data: bytes, status: int) -> None:
     for pieces in every_cut(data):
         assert refusal(pieces) == status
+
+
+@pytest.mark.parametrize(
+    "behind", [b"\r\n", b"garbage", b"\r\n\r\n\x00", without_body(b""), with_length(OFFER)]
+)
+@pytest.mark.parametrize(
+    "offer", [b"", OFFER.replace(b"Connection: Upgrade, ", b"Connection: close, upgrade, ")]
+)
+def test_what_follows_a_connections_last_request_is_passed_over(behind: bytes, offer: bytes) -> None:
+    close = offer or b"connection: close\r\n"
+    last = told([with_length(close)])
+    assert [request[-1] for request in last] == [False]
+    for pieces in every_cut(with_length(close) + behind):
+        assert told(pieces) == last
 
 
 def test_http_1_0_needs_no_host() -> None:

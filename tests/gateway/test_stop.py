@@ -147,3 +147,16 @@ def test_a_request_that_comes_as_the_server_stops_is_answered(serve: Serve) -> N
     running.call(both())
     assert statuses(client.rest()) == [503]
     assert running.backend.streams == []
+
+
+def test_what_is_behind_a_connections_last_answer_in_a_drain_is_not_done(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.send(b"GET /hea")
+    eventually(lambda: any(one._parser.begun for one in running.server.connections.open), "begun")
+    drained = running.call(running.server.drain(LIMIT_S))
+    assert drained is True
+    abort = b'POST /abort_request HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n{"rid": "mine"}'
+    client.send(b"lth HTTP/1.1\r\nhost: x\r\n\r\n" + abort * 20)
+    assert statuses(client.rest()) == [503]
+    assert running.backend.aborted == []
