@@ -175,6 +175,8 @@ class Connection(asyncio.Protocol):
         self.paused = False
         if self._transport is not None and not self._transport.is_closing():
             self.owner.sending.discard(self)
+            if not (self._parser.begun or self._lingering):
+                self._listen()  # if it is idle, then from now on
         if self._current is not None and self._current.on_room is not None:
             self._current.on_room()
 
@@ -259,7 +261,7 @@ class Connection(asyncio.Protocol):
             self._refuse(Refusal(408, f"the body was not complete within {self.owner.limits.body_s:g} s"))
         elif self._parser.begun:
             self._refuse(Refusal(408, f"the head was not complete within {self.owner.limits.head_s:g} s"))
-        else:
+        elif not self.paused:
             self._close()
 
     def look_at_progress(self, now: float) -> None:

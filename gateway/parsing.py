@@ -65,8 +65,6 @@ class RequestParser:
 
         What follows a request that its client called the connection's last is passed over (RFC 9112 9.6).
         """
-        if self._last:
-            return
         self._fed += len(data)
         pieces: list[bytes | memoryview] = [data]
         while pieces:
@@ -85,7 +83,7 @@ class RequestParser:
                 raise refusal or Refusal(
                     400, f"this is not HTTP/1.1 as this server reads it: {error}"
                 ) from None
-        if self._fed > self._limits.head_bytes:
+        if self._fed > self._limits.head_bytes and not self._last:
             raise self._head_too_large() if self.request is None else self._no_body()
 
     # What llhttp calls.

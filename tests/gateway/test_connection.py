@@ -413,6 +413,23 @@ def test_a_client_that_reads_slowly_gets_all_of_it(serve: Serve) -> None:
     assert connection in running.server.connections.open
 
 
+def test_a_client_is_not_idle_while_it_reads(serve: Serve) -> None:
+    running = serve(limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
+    client = fill(running, stream=False)
+    (connection,) = running.server.connections.open
+    past(running, "idle, if it were")
+    assert connection.paused
+    got = bytearray()
+    while got.count(b"x") < 20_000_000:
+        piece = client.socket.recv(1 << 20)
+        assert piece, "closed"
+        got += piece
+    client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert b"200 OK" in client.until(b"\r\n\r\n")
+    past(running, "idle")
+    assert client.rest() == b""
+
+
 @pytest.mark.parametrize("leave", [Raw.close, reset, lambda client: client.socket.shutdown(socket.SHUT_WR)])
 @pytest.mark.parametrize("behind", [3, 4, 5, 50])
 def test_a_client_that_leaves_with_requests_behind_a_running_one_is_noticed(
