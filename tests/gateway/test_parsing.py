@@ -149,7 +149,7 @@ def test_what_is_not_http_1_0_or_1_1_by_the_letter_is_refused(data: bytes, statu
 
 
 @pytest.mark.parametrize(
-    "behind", [b"\r\n", b"garbage", b"\r\n\r\n\x00", without_body(b""), with_length(OFFER)]
+    "behind", [b"\r\n", b"\r\n" * 200, b"garbage", b"\r\n\r\n\x00", without_body(b""), with_length(OFFER)]
 )
 @pytest.mark.parametrize(
     "offer", [b"", OFFER.replace(b"Connection: Upgrade, ", b"Connection: close, upgrade, ")]
