@@ -257,6 +257,7 @@ class App:
             "version": self.options.version,
             "model": self.backend.name,
             "context_length": self.backend.model.context_length,
+            "vocab_size": self.backend.model.vocab_size,
             "incremental": self.options.incremental,
             "chat": self.template is not None,
             "draining": self.draining,

@@ -78,7 +78,7 @@ class FrontBackend:
     @property
     def name(self) -> str:
         """The served model's name."""
-        return self._front.instance.config.model
+        return self._front.instance.config.served_model_name
 
     async def submit(self, body: Any) -> list[Stream]:
         """Check and submit a `/generate` body; one stream per prompt. Raises ingress.Refused."""

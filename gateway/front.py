@@ -21,7 +21,7 @@ from ..ingress.register import Ingress, Ticket
 from ..ingress.request import Model, Tokenize
 from ..ingress.routes import RouteTable
 from ..ring import Doorbell, RingStats, wait
-from ..ring.board import Board, Phase, Role, State
+from ..ring.board import Board, InstanceConfig, Phase, Role, State
 from ..ring.instance import Instance
 from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
 from .restoring import Restoring
@@ -90,6 +90,23 @@ class Stream:
         self.close()
 
 
+def model_of(config: InstanceConfig, tokenizer: Any) -> Model:
+    """Return what every gateway of the instance checks requests against.
+
+    Raises:
+        BadRequest: the instance's sampling defaults are none for this tokenizer.
+    """
+    # Not the number of tokens: ids may have gaps, and the largest one counts.
+    vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return Model(
+        vocabulary,
+        config.context_length,
+        tokenizer,
+        config.characters_per_token,
+        config.sampling_defaults,
+    )
+
+
 class Front:
     """Reader number `reader` of an instance. `submit` from one event loop or from threads.
 
@@ -114,7 +131,7 @@ class Front:
         request = self._rings["request"].writer(reader)
         self._writers = (control, request)
         self.routes = RouteTable(reader, config.shards, config.slots)
-        self.ingress = Ingress(control, request, self.routes)
+        self.ingress = Ingress(control, request, self.routes, detect_stops=config.detect_stops)
         self.ingress.attach()
         self.reader = Reader(self._consumer, self.ingress.abort, self.ingress.end, self._take_over)
         self._restoring = Restoring(self.ingress, self._lost)
@@ -146,6 +163,7 @@ class Front:
             InstanceGone: there is no such instance.
             LaneOwned: a live gateway has that number.
             IndexError: the instance has fewer readers.
+            BadRequest: its sampling defaults are none for this tokenizer.
         """
         opened = Instance.attach(instance)
         try:
@@ -154,8 +172,7 @@ class Front:
                 from tokenizers import Tokenizer
 
                 tokenizer = Tokenizer.from_file(opened.config.tokenizer)
-            vocabulary = max(opened.config.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
-            return cls(opened, reader, Model(vocabulary, opened.config.context_len, tokenizer), sink_bytes)
+            return cls(opened, reader, model_of(opened.config, tokenizer), sink_bytes)
         except BaseException:
             opened.close()
             raise

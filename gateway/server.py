@@ -23,6 +23,7 @@ from pathlib import Path
 
 import uvloop
 
+from ..ingress.errors import BadRequest
 from ..ring import logs
 from ..ring.errors import RingError
 from ..ring.process import die_with_parent
@@ -233,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 app.metrics.state,
             )
             uvloop.run(serve(app, serving, ready, siblings))
-    except (ServerError, RingError, IndexError) as error:
+    except (ServerError, RingError, IndexError, BadRequest) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
     return 0

@@ -21,6 +21,7 @@ from outfeed.gateway.server import ServerError, add_gateway_arguments, listen
 from outfeed.ring.errors import RingError
 from outfeed.ring.instance import InstanceGone
 from outfeed.shards.launcher import LaunchError, add_instance_arguments, find_tokenizer
+from outfeed.shards.model_options import model_argv
 from pipeline import START_LIMIT_S, Pipeline, PipelineError, demo_tokenizer
 
 DATA = Path(__file__).parent / "data"
@@ -179,6 +180,7 @@ def serve(args: argparse.Namespace, signals: Signals) -> None:
     launch = ["--tokenizer", tokenizer, "--shards", str(args.shards), "--readers", str(args.gateways)]
     for ring in ("request", "control", "step", "egress"):
         launch += [f"--{ring}-bytes", str(getattr(args, f"{ring}_bytes"))]
+    launch += model_argv(args)
     text = args.replay or str(TEXT)
     replay = ["--tokenizer", tokenizer, "--text", text, "--batch", str(args.batch)]
     replay += [

@@ -26,6 +26,7 @@ from ..ring.instance import Instance, sweep_dead
 from ..ring.names import segment_name
 from ..ring.process import die_with_parent
 from .errors import TokenizerFileError
+from .model_options import OptionError, add_model_arguments, model_values
 from .supervisor import ShardsFailed, Supervisor, fork_child
 
 log = logging.getLogger(__name__)
@@ -162,6 +163,7 @@ def add_instance_arguments(parser: argparse.ArgumentParser) -> None:
         sizes.add_argument(
             f"--{name}-bytes", type=int, default=1 << 23, metavar="N", help=f"{name} ring (default 8 MiB)"
         )
+    add_model_arguments(parser)
 
 
 def find_tokenizer(path: str) -> str:
@@ -183,8 +185,13 @@ def make_config(instance: str, args: argparse.Namespace, **more: object) -> Inst
     Raises:
         LaunchError: an option is out of its range.
     """
+    try:
+        model = model_values(args)
+    except OptionError as error:
+        raise LaunchError(f"cannot start: {error}") from None
     values = {
         "instance": instance,
+        **model,
         "tokenizer": find_tokenizer(args.tokenizer),
         "shards": args.shards,
         **{

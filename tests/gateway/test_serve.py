@@ -84,7 +84,10 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    running = Served("--gateways", "2", "--shards", "1", "--steps-per-second", "500")
+    running = Served(
+        *("--gateways", "2", "--shards", "1", "--steps-per-second", "500"),
+        *("--context-length", "200001", "--served-model-name", "team/replay"),
+    )
     yield running
     assert running.stop() == 0
 
@@ -134,7 +137,7 @@ def test_the_official_client_streams_a_completion_and_a_chat(served: Served, tru
     with openai.OpenAI(
         base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none", max_retries=0
     ) as client:
-        assert [model.id for model in client.models.list()] == ["outfeed"]
+        assert [model.id for model in client.models.list()] == ["team/replay"]
         chunks = client.completions.create(
             model="outfeed", prompt="hello", max_tokens=40, stream=True, extra_body={"rid": "completion"}
         )
@@ -156,6 +159,10 @@ def test_health_is_a_real_round_trip(served: Served) -> None:
 
 def test_information_and_metrics_come_from_the_instance(served: Served) -> None:
     info = json.loads(served.ask("GET", "/server_info")[1])
+    assert (info["model"], info["context_length"]) == ("team/replay", 200_001)
+    assert info["vocab_size"] > 100_000
+    (model,) = json.loads(served.ask("GET", "/v1/models")[1])["data"]
+    assert (model["id"], model["max_model_len"]) == ("team/replay", 200_001)
     assert info["instance"]["instance"] == served.instance
     assert {process["role"] for process in info["processes"]} == {"launcher", "scheduler", "shard", "reader"}
     text = served.ask("GET", "/metrics")[1].decode()
