@@ -31,8 +31,8 @@ from .app import App, Options
 from .backend import Backend, FrontBackend
 from .chat import ChatTemplate, NoTemplate
 from .connection import Connections
-from .front import Front
 from .limits import Limits
+from .readers import attach_reader
 from .siblings import Siblings
 
 log = logging.getLogger(__name__)
@@ -213,22 +213,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a gateway process until a signal."""
     parser = argparse.ArgumentParser(prog="gateway", description="Serve an Outfeed instance over HTTP.")
     parser.add_argument("--instance", required=True, help="the running instance to serve")
-    parser.add_argument("--reader", type=int, default=0, help="this process's reader number (default 0)")
+    parser.add_argument(
+        "--reader",
+        type=int,
+        metavar="N",
+        help="this process's reader number (default: the first that is free)",
+    )
     add_gateway_arguments(parser)
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    logs.start(f"gateway{args.reader}")
+    logs.start("gateway" if args.reader is None else f"gateway{args.reader}")
     if args.die_with_parent:
         die_with_parent(args.die_with_parent)
     raise_file_limit()
     try:
-        with Front.attach(args.instance, args.reader) as front:
+        with attach_reader(args.instance, args.reader) as front:
+            reader = front.routes.reader
+            logs.start(f"gateway{reader}")
             app = make_app(FrontBackend(front), front.instance.config.tokenizer, args)
             serving = Serving(args.host, args.port, args.drain_seconds)
-            ready = f"outfeed: gateway {args.reader} of {args.instance!r} serves on "
+            ready = f"outfeed: gateway {reader} of {args.instance!r} serves on "
             siblings = Siblings(
                 args.instance,
-                args.reader,
+                reader,
                 front.instance.config.readers,
                 app.backend.abort,
                 app.metrics.state,

@@ -37,6 +37,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="serve", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--instance", default="outfeed", help="the instance's name (default: outfeed)")
     parser.add_argument("--gateways", type=int, default=1, metavar="N", help="gateway processes on the port")
+    parser.add_argument(
+        "--readers",
+        type=int,
+        metavar="M",
+        help="gateways there is room for: more than --gateways lets others join (default: --gateways)",
+    )
     add_instance_arguments(parser)
     scheduler = parser.add_argument_group("the scheduler")
     scheduler.add_argument("--replay", metavar="TEXT", help="UTF-8 text to replay (default: a demo text)")
@@ -50,6 +56,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not 1 <= args.gateways <= 64:
         parser.error(f"--gateways {args.gateways}: give 1 to 64")
+    if args.readers is not None and not args.gateways <= args.readers <= 64:
+        parser.error(f"--readers {args.readers}: give {args.gateways}, which --gateways takes, to 64")
     if args.no_replay and args.replay:
         parser.error("--replay and --no-replay exclude each other")
     return args
@@ -177,7 +185,14 @@ def serve(args: argparse.Namespace, signals: Signals) -> None:
     """Start everything, and serve until a signal."""
     tokenizer = find_tokenizer(args.tokenizer or demo_tokenizer())
     template = args.chat_template or (None if args.tokenizer else str(TEMPLATE))
-    launch = ["--tokenizer", tokenizer, "--shards", str(args.shards), "--readers", str(args.gateways)]
+    launch = [
+        "--tokenizer",
+        tokenizer,
+        "--shards",
+        str(args.shards),
+        "--readers",
+        str(args.readers or args.gateways),
+    ]
     for ring in ("request", "control", "step", "egress"):
         launch += [f"--{ring}-bytes", str(getattr(args, f"{ring}_bytes"))]
     launch += model_argv(args)

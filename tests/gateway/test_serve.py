@@ -85,7 +85,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     running = Served(
-        *("--gateways", "2", "--shards", "1", "--steps-per-second", "500"),
+        *("--gateways", "2", "--readers", "3", "--shards", "1", "--steps-per-second", "500"),
         *("--context-length", "200001", "--served-model-name", "team/replay"),
     )
     yield running
@@ -230,6 +230,32 @@ def test_a_gateway_that_is_killed_comes_back(served: Served) -> None:
     assert served.here.board.row(Role.READER, 0).owner == before[0]
     for _ in range(10):
         assert served.ask("GET", "/health_generate")[0] == 200
+
+
+def test_one_more_gateway_joins_on_the_same_port(served: Served) -> None:
+    command = [sys.executable, "-m", "outfeed.gateway.server", "--instance", served.instance]
+    joined = subprocess.Popen(
+        [*command, "--port", str(served.port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert joined.stdout is not None
+    assert f"gateway 2 of '{served.instance}' serves on" in joined.stdout.readline()
+
+    def answers() -> bool:
+        """It is its turn now and then."""
+        served.ask("GET", "/health_generate")
+        return served.here.board.row(Role.READER, 2).get("rows") > 0
+
+    eventually(answers, "a connection to the one that joined")
+    full = subprocess.run(
+        [*command, "--port", "0"], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert full.returncode == 2
+    assert "every reader of instance" in full.stderr
+    assert f"2 by pid {joined.pid}" in full.stderr
+    assert "--readers 4" in full.stderr
+    joined.send_signal(signal.SIGINT)
+    assert joined.wait(LIMIT_S) == 0
+    joined.communicate()
 
 
 def test_a_port_in_use_is_said_before_anything_starts(served: Served) -> None:
