@@ -125,6 +125,10 @@ class App:
         else:
             route[1](exchange)
 
+    def state(self) -> bytes:
+        """Pack what this gateway has counted, for another gateway's `/metrics`."""
+        return self.metrics.state(self.backend.own_readings())
+
     def close(self) -> None:
         """Give up on everything that still runs."""
         for task in list(self._tasks):
@@ -283,14 +287,13 @@ class App:
         return exchange.respond(200, msgspec.json.encode({"rid": rid, "aborted_here": aborted}))
 
     async def _metrics(self, exchange: Exchange) -> None:
-        total = self.metrics
-        if self.siblings is not None and (states := await self.siblings.states()):
-            total = Metrics()
-            for state in (self.metrics.state(), *states):
-                try:
-                    total.add(state)
-                except ValueError as error:
-                    log.warning("another gateway's counts are left out: %s", error)
+        states = [] if self.siblings is None else await self.siblings.states()
+        total = Metrics()
+        for state in (self.state(), *states):
+            try:
+                total.add(state)
+            except ValueError as error:
+                log.warning("another gateway's counts are left out: %s", error)
         exchange.respond(200, total.text(self.backend.readings()).encode(), CONTENT_TYPE)
 
     # What they share.

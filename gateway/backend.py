@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..ingress.request import Model
+from ..ring import RingStats
 from ..ring.board import BoardRow, Phase, Role
 from ..sink import SinkSource
 from .front import Front
@@ -61,7 +62,10 @@ class Backend(Protocol):
         """Describe the instance, as JSON."""
 
     def readings(self) -> Iterator[Reading]:
-        """Read the figures for /metrics."""
+        """Read the instance's figures for /metrics: the same whichever gateway is asked."""
+
+    def own_readings(self) -> Iterator[Reading]:
+        """Read the figures that only this gateway has, each with its `reader` number as a label."""
 
 
 class FrontBackend:
@@ -112,9 +116,10 @@ class FrontBackend:
             "ring_high_water_bytes": self._front.high_water(),
         }
 
-    def readings(self) -> Iterator[Reading]:
-        """Read the figures for /metrics."""
+    def own_readings(self) -> Iterator[Reading]:
+        """Read the figures that only this gateway has, each with its `reader` number as a label."""
         front = self._front
+        mine = {"reader": str(front.routes.reader)}
         seen = front.reader.statistics()
         for name, help_, value in (
             ("reader_frames_total", "Frames read from the egress ring.", seen.frames),
@@ -124,15 +129,19 @@ class FrontBackend:
             ("bad_frames_total", "Frames refused by their decoder.", seen.bad_frames),
             ("gaps_total", "Requests ended because tokens were missing.", seen.gaps),
         ):
-            yield Reading(name, "counter", help_, value)
-        yield Reading("live_streams", "gauge", "Requests registered with the reader now.", seen.live)
+            yield Reading(name, "counter", help_, value, mine)
+        yield Reading("live_streams", "gauge", "Requests registered with the reader now.", seen.live, mine)
+        yield from _depths("egress", front.ring_stats()["egress"], mine)
+
+    def readings(self) -> Iterator[Reading]:
+        """Read the instance's figures for /metrics: the same whichever gateway is asked."""
+        front = self._front
         for ring, stats in front.ring_stats().items():
             yield Reading(
                 "ring_capacity_bytes", "gauge", "Bytes each lane holds.", stats.capacity, {"ring": ring}
             )
-            for lane in stats.lanes:
-                labels = {"ring": ring, "lane": str(lane.lane)}
-                yield Reading("ring_depth_bytes", "gauge", "Bytes in use on a lane.", lane.used, labels)
+            if ring != "egress":  # each gateway has one of its own
+                yield from _depths(ring, stats, {})
         for role in (Role.SHARD, Role.READER, Role.SCHEDULER):
             for row in front.board.rows(role):
                 labels = {"role": str(role), "index": str(row.index)}
@@ -140,6 +149,12 @@ class FrontBackend:
                     "restarts_total", "counter", "Times the process was replaced.", row.epoch, labels
                 )
                 yield Reading("process_up", "gauge", "1 while the process lives.", row.alive, labels)
+
+
+def _depths(ring: str, stats: RingStats, more: dict[str, str]) -> Iterator[Reading]:
+    for lane in stats.lanes:
+        labels = {"ring": ring, "lane": str(lane.lane), **more}
+        yield Reading("ring_depth_bytes", "gauge", "Bytes in use on a lane.", lane.used, labels)
 
 
 def _describe(row: BoardRow) -> dict[str, Any]:

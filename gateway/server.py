@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 reader,
                 front.instance.config.readers,
                 app.backend.abort,
-                app.metrics.state,
+                app.state,
             )
             uvloop.run(serve(app, serving, ready, siblings))
     except (ServerError, RingError, IndexError, BadRequest) as error:

@@ -111,7 +111,9 @@ class FakeBackend:
     def info(self) -> dict[str, Any]:
         return {"instance": {"instance": "fake"}}
 
+    def own_readings(self) -> Iterator[Reading]:
+        yield Reading("live_streams", "gauge", "Live.", len(self.streams), {"reader": "0"})
+
     def readings(self) -> Iterator[Reading]:
-        yield Reading("live_streams", "gauge", "Live.", len(self.streams))
         yield Reading("ring_depth_bytes", "gauge", "Depth.", 0, {"ring": "egress", "lane": "0"})
         yield Reading("restarts_total", "counter", "Restarts.", 0, {"role": "shard", "index": "0"})

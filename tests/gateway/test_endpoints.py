@@ -4,6 +4,7 @@ import re
 
 import pytest
 from outfeed.gateway.app import Options
+from outfeed.gateway.backend import Reading
 from outfeed.gateway.metrics import Metrics
 from outfeed.ingress.errors import Unavailable
 
@@ -93,6 +94,18 @@ def test_a_scrape_adds_the_other_gateways_counts(serve: Serve) -> None:
     assert "outfeed_time_to_first_token_seconds_count 4\n" in text
     assert 'outfeed_http_responses_total{endpoint="/generate",status="200"} 2\n' in text
     assert running.app.metrics.output_tokens == 1
+
+
+def test_what_is_one_gateways_own_stands_beside_the_others(serve: Serve) -> None:
+    running = serve(lambda played: played.end("x"))
+    running.ask("POST", "/generate", {"text": "x"})
+    there = [Reading("live_streams", "gauge", "Live.", 5, {"reader": "1"})]
+    running.app.siblings = Other(Metrics().state(there))
+    for _ in range(2):
+        text = running.ask("GET", "/metrics").body.decode()
+        found = re.findall(r"^outfeed_live_streams(.*)$", text, re.M)
+        assert sorted(found) == ['{reader="0"} 1', '{reader="1"} 5']
+        assert text.count("# TYPE outfeed_live_streams gauge") == 1
 
 
 def test_metrics_are_prometheus_text(serve: Serve) -> None:

@@ -166,7 +166,8 @@ def test_information_and_metrics_come_from_the_instance(served: Served) -> None:
     assert info["instance"]["instance"] == served.instance
     assert {process["role"] for process in info["processes"]} == {"launcher", "scheduler", "shard", "reader"}
     text = served.ask("GET", "/metrics")[1].decode()
-    assert 'outfeed_ring_depth_bytes{ring="egress",lane="0"}' in text
+    for reader in (0, 1):
+        assert f'outfeed_ring_depth_bytes{{ring="egress",lane="0",reader="{reader}"}}' in text
     assert 'outfeed_restarts_total{role="shard",index="0"} 0' in text
 
 
@@ -197,6 +198,50 @@ def test_a_scrape_counts_every_gateways_tokens(served: Served) -> None:
     for number in range(8):
         assert served.ask("POST", "/generate", ask(f"counted-{number}", 5))[0] == 200
     assert generated() == before + 40
+
+
+def metrics(served: Served) -> dict[str, tuple[str, dict[str, float]]]:
+    """Each metric's type, and its values by their labels; a histogram's by what they are, too."""
+    text = served.ask("GET", "/metrics")[1].decode()
+    found: dict[str, tuple[str, dict[str, float]]] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            values: dict[str, float] = {}
+            found[name] = kind, values
+        elif not line.startswith("#"):
+            key, _, value = line.rpartition(" ")
+            assert key.startswith(name)
+            values[key.removeprefix(name)] = float(value)
+    return found
+
+
+def test_no_count_falls_whichever_gateway_is_scraped(served: Served) -> None:
+    """Prometheus takes a counter that falls for one that began anew."""
+    for number in range(6):
+        assert served.ask("POST", "/generate", ask(f"falls-{number}", 3))[0] == 200
+    before = metrics(served)
+    for _ in range(12):
+        now = metrics(served)
+        for name, (kind, values) in before.items():
+            if kind != "gauge":
+                fallen = [key for key, value in values.items() if now[name][1].get(key, -1.0) < value]
+                assert not fallen, name
+            else:
+                assert now[name][1].keys() == values.keys()
+        before = now
+
+
+def test_the_page_lists_every_metric_with_its_labels(served: Served) -> None:
+    page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(outfeed_\w+)` \| (\w+) \|([^|]*)\|", page, re.M)
+    told = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    served.ask("GET", "/health")  # so that there is an answer to count
+    shown = {
+        name: (kind, {label for key in values for label in re.findall(r'(\w+)="', key)} - {"le"})
+        for name, (kind, values) in metrics(served).items()
+    }
+    assert told == shown
 
 
 def test_two_hundred_clients_that_drop_become_two_hundred_aborts(served: Served) -> None:
