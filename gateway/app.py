@@ -25,16 +25,19 @@ from .answer import Answer, StreamAnswer, WholeAnswer
 from .backend import Backend, Stream
 from .chat import RESERVED, ChatTemplate, check_messages
 from .connection import Exchange
+from .control import PREFIX, SHOWN, control
 from .limits import Limits
 from .metrics import CONTENT_TYPE, Metrics
 from .openai import OpenAIStream, Usage, Wanted
-from .shapes import error_json
+from .shapes import error_json, http_status
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER: Final = ((b"retry-after", b"1"),)
 PROBE_S: Final = 20.0
 """How long `/health_generate` waits for its one token."""
+CHECK_S: Final = 5.0
+"""How long each shard has to bring the scheduler's answer after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,13 @@ class Options:
     """How the endpoints behave.
 
     incremental: `/generate` streams send what is new, not all so far. api_key: what clients must send as
-    `Authorization: Bearer`; "" asks for none.
+    `Authorization: Bearer`; "" asks for none. admin_key: what `/control/OP` wants instead; without one there
+    is no such endpoint.
     """
 
     incremental: bool = False
     api_key: str = ""
+    admin_key: str = ""
     version: str = "0.1.0"
 
 
@@ -83,6 +88,8 @@ class App:
         self._prompts = 0
         self._started = time.time()
         self._expected = f"Bearer {self.options.api_key}".encode()
+        self._expected_admin = f"Bearer {self.options.admin_key}".encode()
+        self._operation = ("POST", self._in_task(self._control))
         self._routes: dict[str, tuple[str, Callable[[Exchange], None]]] = {
             "/generate": ("POST", self._in_task(self._generate)),
             "/v1/completions": ("POST", self._in_task(self._completions)),
@@ -110,17 +117,20 @@ class App:
         request = exchange.request
         path = request.path if len(request.path) == 1 else request.path.rstrip("/")
         route = self._routes.get(path)
+        if path.startswith(PREFIX) and self.options.admin_key:
+            path, route = SHOWN, self._operation
         method = "GET" if request.method == "HEAD" else request.method
         exchange.on_over = functools.partial(self.metrics.answered, path if route else "other")
         if route is None:
-            known = ", ".join(self._routes)
+            known = ", ".join([*self._routes, *([SHOWN] if self.options.admin_key else [])])
             self._fail(exchange, 404, f"there is no {show(request.path)} here; there are: {known}")
         elif method != route[0]:
             message = f"{path} takes {route[0]}, not {request.method}"
             exchange.respond(405, error_json(405, message), headers=((b"allow", route[0].encode()),))
         elif not self._may(exchange, path):
             headers = ((b"www-authenticate", b"Bearer"),)
-            message = "this server wants an API key: send Authorization: Bearer KEY with the right one"
+            kind = "the admin key" if path == SHOWN else "an API key"
+            message = f"this wants {kind}: send Authorization: Bearer KEY with the right one"
             exchange.respond(401, error_json(401, message, path.startswith("/v1")), headers=headers)
         else:
             route[1](exchange)
@@ -225,14 +235,22 @@ class App:
             while (left := deadline - time.monotonic()) > 0:
                 match await stream.source.receive(left):
                     case Done():
-                        return exchange.respond(200)
+                        break
                     case Error(_, kind, message):
                         return self._fail(exchange, 503, f"a token could not be generated: {kind}: {message}")
         except TimeoutError:
-            pass
+            left = 0.0
         finally:
             stream.close()
-        return self._fail(exchange, 503, f"no token was generated within {PROBE_S:g} s")
+        if left <= 0:
+            return self._fail(exchange, 503, f"no token was generated within {PROBE_S:g} s")
+        # That token came through one shard; the others are asked for an answer too.
+        why = await self.backend.check(min(left, CHECK_S))
+        return exchange.respond(200) if why is None else self._fail(exchange, 503, f"not healthy: {why}")
+
+    async def _control(self, exchange: Exchange) -> None:
+        answer = await control(exchange.request, self.backend)
+        exchange.respond(200, answer, b"application/octet-stream")
 
     # The rest.
 
@@ -334,6 +352,9 @@ class App:
         return start
 
     def _may(self, exchange: Exchange, path: str) -> bool:
+        given = exchange.request.headers.get(b"authorization", b"")
+        if path == SHOWN:
+            return hmac.compare_digest(given, self._expected_admin)
         if not self.options.api_key or path == "/health":
             return True
         return hmac.compare_digest(exchange.request.headers.get(b"authorization", b""), self._expected)
@@ -362,7 +383,7 @@ class App:
         param = None
         if isinstance(error, BadRequest) and error.field:
             param = error.field.removeprefix("sampling_params.")
-        self._fail(exchange, error.status, error.message, openai_shape, param)
+        self._fail(exchange, http_status(error.status), error.message, openai_shape, param)
 
     def _fail(
         self,

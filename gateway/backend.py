@@ -52,6 +52,12 @@ class Backend(Protocol):
     async def submit(self, body: Any) -> list[Stream]:
         """Check and submit a `/generate` body; one stream per prompt. Raises ingress.Refused."""
 
+    async def control(self, op: str, body: bytes, timeout: float) -> bytes:
+        """Have the scheduler carry out an operation. Raises ingress.Refused, TimeoutError."""
+
+    async def check(self, timeout: float) -> str | None:
+        """Ask the scheduler through every shard; say what is sick, or None."""
+
     def abort(self, rid: str) -> bool:
         """Abort a live request; False when none has that rid."""
 
@@ -87,6 +93,14 @@ class FrontBackend:
     async def submit(self, body: Any) -> list[Stream]:
         """Check and submit a `/generate` body; one stream per prompt. Raises ingress.Refused."""
         return [*await self._front.submit(body)]
+
+    async def control(self, op: str, body: bytes, timeout: float) -> bytes:
+        """Have the scheduler carry out an operation. Raises ingress.Refused, TimeoutError."""
+        return await self._front.control(op, body, timeout)
+
+    async def check(self, timeout: float) -> str | None:
+        """Ask the scheduler through every shard; say what is sick, or None."""
+        return "; ".join((await self._front.health(timeout)).sick) or None
 
     def abort(self, rid: str) -> bool:
         """Abort a live request; False when this gateway has none with that rid."""

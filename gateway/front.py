@@ -229,17 +229,17 @@ class Front:
         began = time.monotonic()
         shards = range(self.instance.config.shards)
         answers = await asyncio.gather(*(self._ask(shard, timeout) for shard in shards))
-        sick: list[str] = []
+        rows = [row for role in (Role.SCHEDULER, Role.SHARD) for row in self.board.rows(role)]
+        sick = {(row.role, row.index): why for row in rows if (why := row.trouble())}
         if not self.instance.alive:
-            sick.append("launcher: gone or stopping")
-        for role in (Role.SCHEDULER, Role.SHARD):
-            sick += [f"{role} {row.index}: {why}" for row in self.board.rows(role) if (why := row.trouble())]
-        for shard, answer in zip(shards, answers, strict=True):
-            if isinstance(answer, str) and not any(part.startswith("scheduler") for part in sick):
-                name = f"{Role.SHARD} {shard}: "
-                sick += [] if any(part.startswith(name) for part in sick) else [name + answer]
+            sick[Role.LAUNCHER, 0] = "is gone or stopping"
+        # Without a scheduler no shard has an answer to bring: that is no shard's fault.
+        if not any(role == Role.SCHEDULER for role, _ in sick):
+            for shard, answer in zip(shards, answers, strict=True):
+                if isinstance(answer, str):
+                    sick.setdefault((Role.SHARD, shard), answer)
         times = [None if isinstance(answer, str) else round((answer - began) * 1e3, 3) for answer in answers]
-        return Health(not sick, sick, times)
+        return Health(not sick, [f"{role} {index}: {why}" for (role, index), why in sick.items()], times)
 
     async def _ask(self, shard: int, timeout: float) -> float | str:
         """Return when a shard's answer came, or why none did."""

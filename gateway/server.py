@@ -177,6 +177,12 @@ def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
         help="what clients must send as a Bearer token; also OUTFEED_API_KEY, unseen by ps",
     )
     parser.add_argument(
+        "--admin-key",
+        default="",
+        help="what POST /control/OP wants as a Bearer token (default: there is no such endpoint); also "
+        "OUTFEED_ADMIN_KEY, unseen by ps",
+    )
+    parser.add_argument(
         "--incremental", action="store_true", help="/generate streams send deltas, not all the text so far"
     )
     parser.add_argument(
@@ -199,6 +205,9 @@ def make_app(backend: Backend, tokenizer: str | Path, args: argparse.Namespace) 
         ServerError: an option cannot be used.
     """
     key = args.api_key or os.environ.get("OUTFEED_API_KEY", "")
+    admin = args.admin_key or os.environ.get("OUTFEED_ADMIN_KEY", "")
+    if admin and admin == key:
+        raise ServerError("--admin-key is the same as --api-key: clients must not have it; give another one")
     try:
         limits = Limits(
             body_bytes=args.max_body_bytes, requests=args.max_requests, connections=args.max_connections
@@ -206,7 +215,7 @@ def make_app(backend: Backend, tokenizer: str | Path, args: argparse.Namespace) 
         template = ChatTemplate.find(tokenizer, args.chat_template)
     except (ValueError, NoTemplate) as error:
         raise ServerError(str(error)) from None
-    return App(backend, Options(incremental=args.incremental, api_key=key), limits, template)
+    return App(backend, Options(incremental=args.incremental, api_key=key, admin_key=admin), limits, template)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

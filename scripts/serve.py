@@ -101,6 +101,8 @@ class Gateways:
         self._environment = dict(os.environ)
         if args.api_key:
             self._environment["OUTFEED_API_KEY"] = args.api_key
+        if args.admin_key:
+            self._environment["OUTFEED_ADMIN_KEY"] = args.admin_key
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._deaths: list[float] = []
 

@@ -80,6 +80,9 @@ class FakeBackend:
     streams: list[Played] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     why: str | None = None
+    sick: str | None = None
+    asked: list[tuple[str, bytes]] = field(default_factory=list)
+    answer: bytes | Exception | None = b"{}"
     refuse: Exception | None = None
 
     async def submit(self, body: Any) -> list[Stream]:
@@ -96,6 +99,17 @@ class FakeBackend:
             for one in played:
                 asyncio.get_running_loop().call_soon(self.script, one)
         return [*played]
+
+    async def control(self, op: str, body: bytes, timeout: float) -> bytes:
+        self.asked.append((op, body))
+        if self.answer is None:
+            raise TimeoutError
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def check(self, timeout: float) -> str | None:
+        return self.sick
 
     def abort(self, rid: str) -> bool:
         self.aborted.append(rid)

@@ -5,6 +5,7 @@ import re
 import pytest
 from outfeed.gateway.app import Options
 from outfeed.gateway.backend import Reading
+from outfeed.gateway.front import Answered
 from outfeed.gateway.metrics import Metrics
 from outfeed.ingress.errors import Unavailable
 
@@ -24,6 +25,10 @@ def test_health_generate_is_a_round_trip(serve: Serve) -> None:
     running = serve(lambda played: played.end("x"))
     assert running.ask("GET", "/health_generate").status == 200
     assert running.stream().closed
+    running.backend.sick = "shard 1: no answer within 5 s"
+    answer = running.ask("GET", "/health_generate")
+    assert answer.status == 503
+    assert "not healthy: shard 1: no answer" in answer.json["error"]["message"]
     running.backend.script = lambda played: played.fail(503, "the scheduler is gone")
     answer = running.ask("GET", "/health_generate")
     assert answer.status == 503
@@ -176,3 +181,72 @@ def test_the_api_key_guards_everything_but_health(serve: Serve) -> None:
         assert "www-authenticate" in answer.headers
     assert running.backend.streams == []
     assert running.ask("POST", "/generate", body, {"Authorization": "Bearer s3cret"}).status == 200
+
+
+ROOT = {"Authorization": "Bearer r00t"}
+
+
+def test_an_operation_reaches_the_scheduler_and_its_answer_the_client_byte_for_byte(serve: Serve) -> None:
+    running = serve(options=Options(admin_key="r00t"))
+    body, reply = bytes(range(256)), b"\x00 any bytes \xff"
+    running.backend.answer = reply
+    answer = running.ask("POST", "/control/flush_cache", body, ROOT)
+    assert (answer.status, answer.body) == (200, reply)
+    assert answer.headers["content-type"] == "application/octet-stream"
+    running.backend.answer = b""
+    assert running.ask("POST", "/control/" + "a" * 64, None, ROOT).body == b""
+    assert running.backend.asked == [("flush_cache", body), ("a" * 64, b"")]
+    text = running.ask("GET", "/metrics").body.decode()
+    assert 'outfeed_http_responses_total{endpoint="/control/OP",status="200"} 2' in text
+
+
+def test_without_an_admin_key_there_are_no_operations(serve: Serve) -> None:
+    running = serve(options=Options(api_key="s3cret"))
+    for headers in ({}, {"Authorization": "Bearer s3cret"}, {"Authorization": "Bearer "}):
+        answer = running.ask("POST", "/control/health", None, headers)
+        assert answer.status == 404
+        assert "/control" not in answer.json["error"]["message"].partition("there are")[2]
+    assert running.backend.asked == []
+
+
+def test_only_the_admin_key_opens_operations_and_it_opens_nothing_else(serve: Serve) -> None:
+    running = serve(options=Options(api_key="s3cret", admin_key="r00t"))
+    for given in (None, "Bearer s3cret", "Bearer ", "Bearer r00", "Bearer r00tt", "r00t", "Basic r00t"):
+        headers: dict[str, str] = {} if given is None else {"Authorization": given}
+        answer = running.ask("POST", "/control/health", None, headers)
+        assert answer.status == 401
+        assert "the admin key" in answer.json["error"]["message"]
+    assert running.backend.asked == []
+    assert running.ask("GET", "/v1/models", None, ROOT).status == 401
+    assert running.ask("GET", "/control/health", None, ROOT).status == 405
+    assert running.ask("POST", "/control/health", None, ROOT).status == 200
+
+
+@pytest.mark.parametrize(
+    "op", ["a" * 65, "Health", "a-b", "a/b", "a.b", "%61", "a%00", "%C3%A9", "a b", "a%0A"]
+)
+def test_an_operation_with_no_plain_name_is_a_400(serve: Serve, op: str) -> None:
+    running = serve(options=Options(admin_key="r00t"))
+    answer = running.ask("POST", "/control/" + op.replace(" ", "%20"), None, ROOT)
+    assert answer.status == 400
+    assert "1 to 64 of a-z, 0-9 and _" in answer.json["error"]["message"]
+    assert running.backend.asked == []
+
+
+def test_an_operation_that_is_refused_or_not_answered_says_so(serve: Serve) -> None:
+    running = serve(options=Options(admin_key="r00t"))
+    for refusal, status, words in (
+        (Answered(409, "busy", "requests are running"), 409, "requests are running"),
+        (Answered(7, "odd", "a status that is none"), 500, "a status that is none"),
+        (Unavailable("no scheduler is attached"), 503, "no scheduler"),
+        (None, 504, "has not answered flush_cache within 60 s"),
+    ):
+        running.backend.answer = refusal
+        answer = running.ask("POST", "/control/flush_cache", None, ROOT)
+        assert answer.status == status
+        assert words in answer.json["error"]["message"]
+    asked = len(running.backend.asked)
+    answer = running.ask("POST", "/control/flush_cache", b"x" * ((1 << 20) + 1), ROOT)
+    assert answer.status == 413
+    assert "1048576" in answer.json["error"]["message"]
+    assert len(running.backend.asked) == asked

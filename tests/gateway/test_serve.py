@@ -58,10 +58,12 @@ class Served:
         self.port = int(found[1])
         self.here = Instance.attach(self.instance)
 
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body))
+            connection.request(method, path, None if body is None else json.dumps(body), headers or {})
             response = connection.getresponse()
             return response.status, response.read()
         finally:
@@ -86,7 +88,7 @@ class Served:
 def served() -> Iterator[Served]:
     running = Served(
         *("--gateways", "2", "--readers", "3", "--shards", "1", "--steps-per-second", "500"),
-        *("--context-length", "200001", "--served-model-name", "team/replay"),
+        *("--context-length", "200001", "--served-model-name", "team/replay", "--admin-key", "r00t"),
     )
     yield running
     assert running.stop() == 0
@@ -155,6 +157,24 @@ def test_the_official_client_streams_a_completion_and_a_chat(served: Served, tru
 def test_health_is_a_real_round_trip(served: Served) -> None:
     assert served.ask("GET", "/health")[0] == 200
     assert served.ask("GET", "/health_generate")[0] == 200
+
+
+def test_operations_reach_the_scheduler_of_who_has_the_admin_key(served: Served) -> None:
+    root = {"Authorization": "Bearer r00t"}
+    assert served.ask("POST", "/control/health", headers=root) == (200, b'{"healthy":true}')
+    assert served.ask("POST", "/control/flush_cache", headers=root) == (200, b'{"success":true}')
+    status, body = served.ask("POST", "/control/nonsense", headers=root)
+    assert status == 400
+    assert "control operation 'nonsense' is unknown" in json.loads(body)["error"]["message"]
+    assert served.ask("POST", "/control/health")[0] == 401
+
+
+def test_one_key_for_clients_and_operations_is_refused() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--port", "0", "--shards", "1"]
+    command += ["--instance", f"t-serve-{os.getpid()}-{next(NUMBERS)}", "--api-key", "k", "--admin-key", "k"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2
+    assert "clients must not have it" in done.stderr
 
 
 def test_information_and_metrics_come_from_the_instance(served: Served) -> None:
