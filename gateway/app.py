@@ -28,6 +28,7 @@ from .connection import Exchange
 from .control import PREFIX, SHOWN, control
 from .limits import Limits
 from .metrics import CONTENT_TYPE, Metrics
+from .naming import in_the_clients_words
 from .openai import OpenAIStream, Usage, Wanted
 from .shapes import error_json, http_status
 
@@ -200,7 +201,10 @@ class App:
         await self._openai(exchange, body, wanted)
 
     async def _openai(self, exchange: Exchange, body: dict[str, Any], wanted: Wanted) -> None:
-        streams = await self._submit(body)
+        try:
+            streams = await self._submit(body)
+        except BadRequest as error:
+            raise in_the_clients_words(error, wanted.names) from None
         if not wanted.stream:
 
             def render(events: list[ChunkEvent]) -> bytes:
@@ -357,7 +361,7 @@ class App:
             return hmac.compare_digest(given, self._expected_admin)
         if not self.options.api_key or path == "/health":
             return True
-        return hmac.compare_digest(exchange.request.headers.get(b"authorization", b""), self._expected)
+        return hmac.compare_digest(given, self._expected)
 
     def _body(self, exchange: Exchange) -> Any:
         return decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)

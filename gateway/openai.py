@@ -18,37 +18,12 @@ from ..ingress.errors import BadRequest, show
 from ..sink import ChunkEvent, Error
 from .answer import failure_event
 from .logprobs import chat_logprobs, completion_logprobs
+from .naming import SAMPLING, names_of
 
 _encode: Final = msgspec.json.Encoder().encode
 
 COMPLETION_MAX_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
-
-_SAMPLING: Final = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "n": "n",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "stop_regex": "stop_regex",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "min_tokens": "min_new_tokens",
-    "logit_bias": "logit_bias",
-    "seed": "sampling_seed",
-    "regex": "regex",
-    "ebnf": "ebnf",
-    "json_schema": "json_schema",
-    "structural_tag": "structural_tag",
-    "ignore_eos": "ignore_eos",
-    "no_stop_trim": "no_stop_trim",
-    "skip_special_tokens": "skip_special_tokens",
-    "custom_params": "custom_params",
-}
-"""OpenAI's names, and the common extensions, for the sampling parameters."""
 
 
 @dataclass(slots=True)
@@ -60,6 +35,8 @@ class Wanted:
     stream: bool
     usage: bool
     logprobs: bool
+    names: dict[str, str]
+    """The client's name for each of `/generate`'s fields that it has another for."""
     echo: list[str] | None = None
 
     def __post_init__(self) -> None:
@@ -76,6 +53,8 @@ def completion_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted]:
     prompt = body.get("prompt")
     if prompt is None:
         raise BadRequest("prompt", "is missing: give a string, a list of strings, or token ids")
+    if type(prompt) not in (str, list):
+        raise BadRequest("prompt", f"must be a string, a list of strings, or token ids, got {show(prompt)}")
     generate: dict[str, Any] = {"stream": wanted.stream, "sampling_params": _sampling(body)}
     generate["sampling_params"].setdefault("max_new_tokens", COMPLETION_MAX_TOKENS)
     first = prompt[0] if type(prompt) is list and prompt else prompt
@@ -243,11 +222,13 @@ def _start(body: Any, model: str, chat: bool) -> tuple[dict[str, Any], Wanted]:
     options = body.get("stream_options") or {}
     if type(options) is not dict:
         raise BadRequest("stream_options", f"must be an object, got {show(options)}")
-    return body, Wanted(chat, named or model, bool(stream), bool(options.get("include_usage")), False)
+    return body, Wanted(
+        chat, named or model, bool(stream), bool(options.get("include_usage")), False, names_of(body, chat)
+    )
 
 
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
-    params = {ours: body[theirs] for theirs, ours in _SAMPLING.items() if body.get(theirs) is not None}
+    params = {ours: body[theirs] for theirs, ours in SAMPLING.items() if body.get(theirs) is not None}
     if body.get("max_tokens") is not None:
         params["max_new_tokens"] = body["max_tokens"]
     return params

@@ -200,8 +200,8 @@ def test_log_probabilities_come_in_each_endpoints_shape(client: openai.OpenAI, r
     ("path", "body", "field"),
     [
         ("completions", {"model": "m"}, "prompt"),
-        ("completions", {"prompt": 5}, "text" if False else "input_ids"),
-        ("completions", {"prompt": "x", "max_tokens": -2}, "max_new_tokens"),
+        ("completions", {"prompt": 5}, "prompt"),
+        ("completions", {"prompt": "x", "max_tokens": -2}, "max_tokens"),
         ("completions", {"prompt": "x", "n": 2}, "n"),
         ("completions", {"prompt": "x", "logprobs": 1000}, "logprobs"),
         ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
@@ -238,6 +238,67 @@ def test_what_is_wrong_is_a_400_in_openais_shape(
     assert set(error) == {"object", "message", "type", "param", "code"}
     assert field in error["message"]
     assert running.backend.streams == []
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("completions", {"prompt": "x", "max_tokens": -2}, "max_tokens", "at least 0"),
+        ("completions", {"prompt": "x", "max_tokens": "many"}, "max_tokens", "integer"),
+        ("completions", {"prompt": "x", "max_tokens": 9, "min_tokens": 10}, "min_tokens", "[0, max_tokens]"),
+        ("completions", {"prompt": "x", "seed": 2**70}, "seed", "64-bit"),
+        ("completions", {"prompt": "x", "stop_regex": ["ok", "("]}, "stop_regex[1]", "compile"),
+        ("completions", {"prompt": "x", "logit_bias": {"5": "a"}}, "logit_bias[5]", "number"),
+        ("completions", {"prompt": True}, "prompt", "a string"),
+        ("completions", {"prompt": []}, "prompt", "token ids"),
+        ("completions", {"prompt": ["a", 5]}, "prompt[1]", "string"),
+        ("completions", {"prompt": [5, "a"]}, "prompt[1]", "token id"),
+        ("completions", {"prompt": [[5], [99999]]}, "prompt[1][0]", "token id"),
+        ("completions", {"prompt": "x", "regex": "a", "ebnf": "b"}, "ebnf", "at most one of"),
+        ("completions", {"prompt": "x", "logprobs": 21}, "logprobs", "[0, 20]"),
+        ("chat/completions", {"messages": HI, "max_tokens": -1}, "max_tokens", "at least 0"),
+        ("chat/completions", {"messages": HI, "max_completion_tokens": -1}, "max_completion_tokens", "0"),
+        (
+            "chat/completions",
+            {"messages": HI, "max_completion_tokens": 3, "max_tokens": 9, "min_tokens": 4},
+            "min_tokens",
+            "[0, max_completion_tokens]",
+        ),
+        ("chat/completions", {"messages": HI, "top_logprobs": 99, "logprobs": True}, "top_logprobs", "20"),
+        (
+            "chat/completions",
+            {"messages": HI, "regex": "a", "response_format": {"type": "json_object"}},
+            "regex",
+            "response_format, regex",
+        ),
+    ],
+)
+def test_an_error_names_the_field_that_the_client_sent(
+    running: Running, path: str, body: dict[str, object], param: str, words: str
+) -> None:
+    error = running.ask("POST", f"/v1/{path}", body).json["error"]
+    assert error["code"] == 400
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+    assert words in error["message"]
+    unknown = (
+        "sampling_params",
+        "max_new_tokens",
+        "min_new_tokens",
+        "sampling_seed",
+        "input_ids",
+        "top_logprobs_num",
+    )
+    assert not [name for name in unknown if name in error["message"]]
+
+
+def test_what_the_client_wrote_is_shown_as_it_wrote_it(running: Running) -> None:
+    for wrote in ("max_new_tokens", "it's input_ids (", 'a "sampling_seed" ('):
+        answer = running.ask("POST", "/v1/completions", {"prompt": "x", "stop_regex": wrote + "("})
+        assert repr(wrote + "(") in answer.json["error"]["message"]
 
 
 def test_a_model_without_a_template_says_so(serve: Serve) -> None:
