@@ -205,6 +205,7 @@ class App:
             streams = await self._submit(body)
         except BadRequest as error:
             raise in_the_clients_words(error, wanted.names) from None
+        wanted.token_bytes = self.backend.token_bytes
         if not wanted.stream:
 
             def render(events: list[ChunkEvent]) -> bytes:

@@ -5,6 +5,7 @@ The protocol is all that the endpoints know, so that a test may stand anything b
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -14,8 +15,13 @@ import msgspec
 from ..ingress.request import Model
 from ..ring import RingStats
 from ..ring.board import BoardRow, Phase, Role
+from ..ring.names import segment_name
+from ..shards.errors import TableError
+from ..shards.table import TokenTable
 from ..sink import SinkSource
 from .front import Front
+
+log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
@@ -61,6 +67,9 @@ class Backend(Protocol):
     def abort(self, rid: str) -> bool:
         """Abort a live request; False when none has that rid."""
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return which bytes a token stands for; None when that is not known."""
+
     def trouble(self) -> str | None:
         """Say why requests cannot be served now; None when they can."""
 
@@ -79,6 +88,7 @@ class FrontBackend:
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._table: TokenTable | None = None
 
     @property
     def model(self) -> Model:
@@ -105,6 +115,16 @@ class FrontBackend:
     def abort(self, rid: str) -> bool:
         """Abort a live request; False when this gateway has none with that rid."""
         return self._front.abort(rid)
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return which bytes a token stands for; None when the instance has no table of them."""
+        if self._table is None:
+            try:
+                self._table = TokenTable.read(segment_name(self._front.instance.name, "tokens"))
+            except (OSError, TableError) as error:
+                log.warning("the bytes of tokens are not known: %s", error)
+                return None
+        return self._table.bytes_of(token)
 
     def trouble(self) -> str | None:
         """Say why requests cannot be served now; None when they can."""

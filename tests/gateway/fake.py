@@ -80,6 +80,7 @@ class FakeBackend:
     streams: list[Played] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     why: str | None = None
+    table: dict[int, bytes] = field(default_factory=dict)
     sick: str | None = None
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     answer: bytes | Exception | None = b"{}"
@@ -118,6 +119,9 @@ class FakeBackend:
                 one.fail(499, "aborted on request")
                 return True
         return False
+
+    def token_bytes(self, token: int) -> bytes | None:
+        return self.table.get(token)
 
     def trouble(self) -> str | None:
         return self.why
