@@ -231,14 +231,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_gateway_arguments(parser)
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    logs.start("gateway" if args.reader is None else f"gateway{args.reader}")
+    logs.start("reader" if args.reader is None else f"reader{args.reader}")
     if args.die_with_parent:
         die_with_parent(args.die_with_parent)
     raise_file_limit()
     try:
         with attach_reader(args.instance, args.reader) as front:
             reader = front.routes.reader
-            logs.start(f"gateway{reader}")
+            logs.start(f"reader{reader}")
             app = make_app(FrontBackend(front), front.instance.config.tokenizer, args)
             serving = Serving(args.host, args.port, args.drain_seconds)
             ready = f"outfeed: gateway {reader} of {args.instance!r} serves on "

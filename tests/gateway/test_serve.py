@@ -282,6 +282,26 @@ def test_two_hundred_clients_that_drop_become_two_hundred_aborts(served: Served)
     assert served.aborts() - before == 200
 
 
+def test_a_gateways_log_names_it_as_top_and_metrics_do() -> None:
+    running = Served("--shards", "1", "--gateways", "2")
+    # It logs a message that is none of a gateway's.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(b"nonsense", f"\0outfeed-{running.instance}.gateway1".encode())
+    assert running.process.stdout is not None
+
+    def logged() -> bool:
+        assert running.process.stdout is not None
+        if select.select([running.process.stdout], [], [], 0)[0]:
+            running.said += os.read(running.process.stdout.fileno(), 65536).decode()
+        return "dropped a message" in running.said
+
+    eventually(logged, "a log line")
+    (line,) = (line for line in running.said.splitlines() if "dropped a message" in line)
+    assert " process=reader1 " in line
+    assert 'role="reader",index="1"' in running.ask("GET", "/metrics")[1].decode()
+    assert running.stop() == 0
+
+
 def test_a_gateway_that_is_killed_comes_back(served: Served) -> None:
     before = [row.owner for row in served.here.board.rows(Role.READER)]
     assert before[1] is not None
