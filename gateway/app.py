@@ -233,7 +233,9 @@ class App:
         return [await asyncio.to_thread(tokenizer.decode, prompt) for prompt in prompts]
 
     async def _health_generate(self, exchange: Exchange) -> None:
-        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
+        # Whatever the instance's own defaults are.
+        params = {"max_new_tokens": 1, "min_new_tokens": 0, "temperature": 0.0}
+        body = {"input_ids": [0], "sampling_params": params}
         (stream,) = await self.backend.submit(body)
         deadline = time.monotonic() + PROBE_S
         try:

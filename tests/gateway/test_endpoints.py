@@ -8,8 +8,10 @@ from outfeed.gateway.backend import Reading
 from outfeed.gateway.front import Answered
 from outfeed.gateway.metrics import Metrics
 from outfeed.ingress.errors import Unavailable
+from outfeed.ingress.request import Model
 
 from .conftest import Serve, eventually
+from .fake import VOCABULARY, WordTokenizer
 
 
 def test_health_says_what_is_wrong(serve: Serve) -> None:
@@ -35,6 +37,15 @@ def test_health_generate_is_a_round_trip(serve: Serve) -> None:
     assert "the scheduler is gone" in answer.json["error"]["message"]
     running.backend.refuse = Unavailable("no scheduler is attached")
     assert running.ask("GET", "/health_generate").status == 503
+
+
+def test_health_generate_is_not_at_the_mercy_of_the_instances_defaults(serve: Serve) -> None:
+    defaults = {"min_new_tokens": 50, "max_new_tokens": 100, "temperature": 1.5, "stop": ["x"]}
+    model = Model(VOCABULARY, 4096, WordTokenizer(), defaults=defaults)
+    running = serve(lambda played: played.end("x"), model=model)
+    assert running.ask("GET", "/health_generate").status == 200
+    params = running.stream().prompt.params
+    assert (params.min_new_tokens, params.max_new_tokens) == (0, 1)
 
 
 def test_models_and_server_info(serve: Serve) -> None:
