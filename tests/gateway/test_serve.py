@@ -154,6 +154,35 @@ def test_the_official_client_streams_a_completion_and_a_chat(served: Served, tru
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chat) == truth("chat", 40)
 
 
+def test_offsets_and_bytes_of_tokens_add_up_to_the_text(served: Served) -> None:
+    """In every script there is, where many tokens are pieces of characters."""
+    pieces = 0
+    for number in range(6):
+        asked = {"prompt": "hello", "max_tokens": 200, "logprobs": 1, "rid": f"bytes-{number}"}
+        for echo in ("", "hello"):
+            status, body = served.ask("POST", "/v1/completions", asked | {"echo": bool(echo)})
+            assert status == 200
+            choice = json.loads(body)["choices"][0]
+            text, told = choice["text"], choice["logprobs"]
+            placed = [
+                (token, offset)
+                for token, offset in zip(told["tokens"], told["text_offset"], strict=True)
+                if "\ufffd" not in token
+            ]
+            assert all(text[offset:].startswith(token) for token, offset in placed)
+            assert told["text_offset"][-200] == len(echo)
+            assert told["text_offset"] == sorted(told["text_offset"])
+        message = {"messages": [{"role": "user", "content": "hello"}], "logprobs": True}
+        status, body = served.ask("POST", "/v1/chat/completions", {**message, "rid": f"bytes-{number}"})
+        assert status == 200
+        choice = json.loads(body)["choices"][0]
+        content = choice["logprobs"]["content"]
+        pieces += sum("\ufffd" in entry["token"] for entry in content)
+        whole = b"".join(bytes(entry["bytes"]) for entry in content)
+        assert whole.decode(errors="replace") == choice["message"]["content"]
+    assert pieces
+
+
 def test_health_is_a_real_round_trip(served: Served) -> None:
     assert served.ask("GET", "/health")[0] == 200
     assert served.ask("GET", "/health_generate")[0] == 200
