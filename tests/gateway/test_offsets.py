@@ -1,6 +1,7 @@
 """Text offsets: each token's place in the text that the client got, however text and tokens came."""
 
 import random
+import time
 
 import pytest
 from outfeed.gateway.offsets import Offsets
@@ -83,3 +84,36 @@ def test_pieces_that_nobody_knows_are_made_up_for_by_the_next_that_is_known() ->
     assert offsets.places([b"a", None], "a", last=False) == [0, 1]
     assert offsets.places([None, None], "漢", last=False) == [1, 1]
     assert offsets.places([b" b"], " b", last=True) == [2]
+
+
+def test_tokens_that_say_it_otherwise_find_their_places_again() -> None:
+    """A word piece's own text is not what it becomes behind others: `ing`, or a word with a space before."""
+    said = [("play", "play"), ("##ing", "ing"), ("the", " the"), ("flute", " flute")] * 20
+    text = "".join(became for _, became in said)
+    tokens = [alone.encode() for alone, _ in said]
+    offsets = Offsets()
+    streamed = [
+        offsets.places([token], became, last=False)[0]
+        for token, (_, became) in zip(tokens, said, strict=True)
+    ]
+    for found in (Offsets().places(tokens, text, last=True), streamed):
+        for place, (alone, _) in zip(found, said, strict=True):
+            if alone != "##ing":
+                assert text[place:].lstrip().startswith(alone)
+
+
+@pytest.mark.parametrize(
+    ("token", "text"),
+    [(b"word ", "word " * 200_000), (b"<s>", ""), (b"<s>", "other" * 99_999), (None, "x" * 99_999)],
+)
+def test_a_long_answer_takes_no_longer_per_token(token: bytes | None, text: str) -> None:
+    """Whatever a model emits, the loop that serves everybody walks it.
+
+    200,000 tokens take seconds at worst; time that grew with the square of their number would be minutes.
+    """
+    offsets = Offsets()
+    began = time.process_time()
+    places = offsets.places([token] * 200_000, text, last=True)
+    assert time.process_time() - began < 20
+    assert len(places) == 200_000
+    assert places == sorted(places)
