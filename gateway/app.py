@@ -26,17 +26,21 @@ from . import generate, openai
 from .answer import Answer, StreamAnswer, WholeAnswer
 from .backend import Backend, Stream
 from .chat import RESERVED, ChatTemplate, check_messages
+from .control import PREFIX, SHOWN, control
 from .exchange import Exchange
 from .limits import Limits
 from .metrics import CONTENT_TYPE, Metrics
+from .naming import in_the_clients_words
 from .openai import OpenAIStream, Usage, Wanted
-from .shapes import error_json
+from .shapes import error_json, http_status
 
 log = logging.getLogger(__name__)
 
 STOPPING: Final = "the server is stopping; send the request again"
 PROBE_S: Final = 20.0
 """How long `/health_generate` waits for its one token."""
+CHECK_S: Final = 5.0
+"""How long each shard has to bring the scheduler's answer after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,13 @@ class Options:
     """How the endpoints behave.
 
     incremental: `/generate` streams send what is new, not all so far. api_key: what clients must send as
-    `Authorization: Bearer`; "" asks for none.
+    `Authorization: Bearer`; "" asks for none. admin_key: what `/control/OP` wants instead; without one there
+    is no such endpoint.
     """
 
     incremental: bool = False
     api_key: str = ""
+    admin_key: str = ""
     version: str = __version__
 
 
@@ -86,6 +92,8 @@ class App:
         self._prompts = 0
         self._started = time.time()
         self._key = self.options.api_key.encode()
+        self._admin_key = self.options.admin_key.encode()
+        self._operation = ("POST", self._in_task(self._control))
         self._routes: dict[str, tuple[str, Callable[[Exchange], None]]] = {
             "/generate": ("POST", self._in_task(self._generate)),
             "/v1/completions": ("POST", self._in_task(self._completions)),
@@ -113,17 +121,20 @@ class App:
         request = exchange.request
         path = request.path if len(request.path) == 1 else request.path.rstrip("/")
         route = self._routes.get(path)
+        if path.startswith(PREFIX) and self.options.admin_key:
+            path, route = SHOWN, self._operation
         method = "GET" if request.method == "HEAD" else request.method
         exchange.on_over = functools.partial(self.metrics.answered, path if route else "other")
         exchange.openai = path == "/v1" or path.startswith("/v1/")
         if route is None:
-            known = ", ".join(self._routes)
+            known = ", ".join([*self._routes, *([SHOWN] if self.options.admin_key else [])])
             self._fail(exchange, 404, f"there is no {show(request.path)} here; there are: {known}")
         elif method != route[0]:
             message = f"{path} takes {route[0]}, not {request.method}"
             self._fail(exchange, 405, message, headers=((b"allow", route[0].encode()),))
         elif not self._may(exchange, path):
-            message = "this server wants an API key: send Authorization: Bearer KEY with the right one"
+            kind = "the admin key" if path == SHOWN else "an API key"
+            message = f"this wants {kind}: send Authorization: Bearer KEY with the right one"
             self._fail(exchange, 401, message, headers=((b"www-authenticate", b"Bearer"),))
         else:
             route[1](exchange)
@@ -135,6 +146,10 @@ class App:
             for each in answer.live_rids():
                 aborted |= self.backend.abort(each)
         return aborted
+
+    def state(self) -> bytes:
+        """Pack what this gateway has counted, for another gateway's `/metrics`."""
+        return self.metrics.state(self.backend.own_readings())
 
     def close(self) -> None:
         """End everything that still runs with a 503, and take nothing more."""
@@ -203,7 +218,11 @@ class App:
             await self._openai(exchange, body, wanted)
 
     async def _openai(self, exchange: Exchange, body: dict[str, Any], wanted: Wanted) -> None:
-        streams = await self.backend.submit(body)
+        try:
+            streams = await self.backend.submit(body)
+        except BadRequest as error:
+            raise in_the_clients_words(error, wanted.names) from None
+        wanted.token_bytes = self.backend.token_bytes
         if not wanted.stream:
 
             def render(events: list[ChunkEvent]) -> bytes:
@@ -231,21 +250,31 @@ class App:
         return [await asyncio.to_thread(tokenizer.decode, prompt) for prompt in prompts]
 
     async def _health_generate(self, exchange: Exchange) -> None:
-        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
+        # Whatever the instance's own defaults are.
+        params = {"max_new_tokens": 1, "min_new_tokens": 0, "temperature": 0.0}
+        body = {"input_ids": [0], "sampling_params": params}
         (stream,) = await self.backend.submit(body)
         deadline = time.monotonic() + PROBE_S
         try:
             while (left := deadline - time.monotonic()) > 0:
                 match await stream.source.receive(left):
                     case Done():
-                        return exchange.respond(200)
+                        break
                     case Error(_, kind, message):
                         return self._fail(exchange, 503, f"a token could not be generated: {kind}: {message}")
         except TimeoutError:
-            pass
+            left = 0.0
         finally:
             stream.close()
-        return self._fail(exchange, 503, f"no token was generated within {PROBE_S:g} s")
+        if left <= 0:
+            return self._fail(exchange, 503, f"no token was generated within {PROBE_S:g} s")
+        # That token came through one shard; the others are asked for an answer too.
+        why = await self.backend.check(min(left, CHECK_S))
+        return exchange.respond(200) if why is None else self._fail(exchange, 503, f"not healthy: {why}")
+
+    async def _control(self, exchange: Exchange) -> None:
+        answer = await control(exchange.request, self.backend)
+        exchange.respond(200, answer, b"application/octet-stream")
 
     # The rest.
 
@@ -274,6 +303,7 @@ class App:
             "version": self.options.version,
             "model": self.backend.name,
             "context_length": self.backend.model.context_length,
+            "vocab_size": self.backend.model.vocab_size,
             "incremental": self.options.incremental,
             "chat": self.template is not None,
             "draining": self.draining,
@@ -299,14 +329,13 @@ class App:
         return exchange.respond(200, msgspec.json.encode({"rid": rid, "aborted_here": aborted}))
 
     async def _metrics(self, exchange: Exchange) -> None:
-        total = self.metrics
-        if self.siblings is not None and (states := await self.siblings.states()):
-            total = Metrics()
-            for state in (self.metrics.state(), *states):
-                try:
-                    total.add(state)
-                except ValueError as error:
-                    log.warning("another gateway's counts are left out: %s", error)
+        states = [] if self.siblings is None else await self.siblings.states()
+        total = Metrics()
+        for state in (self.state(), *states):
+            try:
+                total.add(state)
+            except ValueError as error:
+                log.warning("another gateway's counts are left out: %s", error)
         exchange.respond(200, total.text(self.backend.readings()).encode(), CONTENT_TYPE)
 
     # What they share.
@@ -350,10 +379,11 @@ class App:
         return start
 
     def _may(self, exchange: Exchange, path: str) -> bool:
-        if not self.options.api_key or path == "/health":
+        if path != SHOWN and (not self.options.api_key or path == "/health"):
             return True
         scheme, _, key = exchange.request.headers.get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(b" "), self._key)
+        expected = self._admin_key if path == SHOWN else self._key
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(b" "), expected)
 
     def _body(self, exchange: Exchange) -> Any:
         return decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)
@@ -396,7 +426,7 @@ class App:
         param = None
         if isinstance(error, BadRequest) and error.field:
             param = error.field.removeprefix("sampling_params.")
-        self._fail(exchange, error.status, error.message, param)
+        self._fail(exchange, http_status(error.status), error.message, param)
 
     def _fail(
         self,

@@ -5,6 +5,7 @@ The protocol is all that the endpoints know, so that a test may stand anything b
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
@@ -12,9 +13,15 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from ..ingress.request import Model
+from ..ring import RingStats
 from ..ring.board import BoardRow, Phase, Role
+from ..ring.names import segment_name
+from ..shards.errors import TableError
+from ..shards.table import TokenTable
 from ..sink import SinkSource
 from .front import Front
+
+log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
@@ -51,8 +58,17 @@ class Backend(Protocol):
     async def submit(self, body: Any) -> list[Stream]:
         """Check and submit a `/generate` body; one stream per prompt. Raises ingress.Refused."""
 
+    async def control(self, op: str, body: bytes, timeout: float) -> bytes:
+        """Have the scheduler carry out an operation. Raises ingress.Refused, TimeoutError."""
+
+    async def check(self, timeout: float) -> str | None:
+        """Ask the scheduler through every shard; say what is sick, or None."""
+
     def abort(self, rid: str) -> bool:
         """Abort a live request; False when none has that rid."""
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return which bytes a token stands for; None when that is not known."""
 
     def trouble(self) -> str | None:
         """Say why requests cannot be served now; None when they can."""
@@ -61,7 +77,10 @@ class Backend(Protocol):
         """Describe the instance, as JSON."""
 
     def readings(self) -> Iterator[Reading]:
-        """Read the figures for /metrics."""
+        """Read the instance's figures for /metrics: the same whichever gateway is asked."""
+
+    def own_readings(self) -> Iterator[Reading]:
+        """Read the figures that only this gateway has, each with its `reader` number as a label."""
 
 
 class FrontBackend:
@@ -69,6 +88,7 @@ class FrontBackend:
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._table: TokenTable | None = None
 
     @property
     def model(self) -> Model:
@@ -78,15 +98,33 @@ class FrontBackend:
     @property
     def name(self) -> str:
         """The served model's name."""
-        return self._front.instance.config.model
+        return self._front.instance.config.served_model_name
 
     async def submit(self, body: Any) -> list[Stream]:
         """Check and submit a `/generate` body; one stream per prompt. Raises ingress.Refused."""
         return [*await self._front.submit(body)]
 
+    async def control(self, op: str, body: bytes, timeout: float) -> bytes:
+        """Have the scheduler carry out an operation. Raises ingress.Refused, TimeoutError."""
+        return await self._front.control(op, body, timeout)
+
+    async def check(self, timeout: float) -> str | None:
+        """Ask the scheduler through every shard; say what is sick, or None."""
+        return "; ".join((await self._front.health(timeout)).sick) or None
+
     def abort(self, rid: str) -> bool:
         """Abort a live request; False when this gateway has none with that rid."""
         return self._front.abort(rid)
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return which bytes a token stands for; None when the instance has no table of them."""
+        if self._table is None:
+            try:
+                self._table = TokenTable.read(segment_name(self._front.instance.name, "tokens"))
+            except (OSError, TableError) as error:
+                log.warning("the bytes of tokens are not known: %s", error)
+                return None
+        return self._table.bytes_of(token)
 
     def trouble(self) -> str | None:
         """Say why requests cannot be served now; None when they can."""
@@ -112,9 +150,10 @@ class FrontBackend:
             "ring_high_water_bytes": self._front.high_water(),
         }
 
-    def readings(self) -> Iterator[Reading]:
-        """Read the figures for /metrics."""
+    def own_readings(self) -> Iterator[Reading]:
+        """Read the figures that only this gateway has, each with its `reader` number as a label."""
         front = self._front
+        mine = {"reader": str(front.routes.reader)}
         seen = front.reader.statistics()
         for name, help_, value in (
             ("reader_frames_total", "Frames read from the egress ring.", seen.frames),
@@ -124,15 +163,19 @@ class FrontBackend:
             ("bad_frames_total", "Frames refused by their decoder.", seen.bad_frames),
             ("gaps_total", "Requests ended because tokens were missing.", seen.gaps),
         ):
-            yield Reading(name, "counter", help_, value)
-        yield Reading("live_streams", "gauge", "Requests registered with the reader now.", seen.live)
+            yield Reading(name, "counter", help_, value, mine)
+        yield Reading("live_streams", "gauge", "Requests registered with the reader now.", seen.live, mine)
+        yield from _depths("egress", front.ring_stats()["egress"], mine)
+
+    def readings(self) -> Iterator[Reading]:
+        """Read the instance's figures for /metrics: the same whichever gateway is asked."""
+        front = self._front
         for ring, stats in front.ring_stats().items():
             yield Reading(
                 "ring_capacity_bytes", "gauge", "Bytes each lane holds.", stats.capacity, {"ring": ring}
             )
-            for lane in stats.lanes:
-                labels = {"ring": ring, "lane": str(lane.lane)}
-                yield Reading("ring_depth_bytes", "gauge", "Bytes in use on a lane.", lane.used, labels)
+            if ring != "egress":  # each gateway has one of its own
+                yield from _depths(ring, stats, {})
         for role in (Role.SHARD, Role.READER, Role.SCHEDULER):
             for row in front.board.rows(role):
                 labels = {"role": str(role), "index": str(row.index)}
@@ -156,6 +199,12 @@ _COUNTED: Final[tuple[tuple[str, str, tuple[Role, ...]], ...]] = (
         (Role.SHARD, Role.READER, Role.SCHEDULER),
     ),
 )
+
+
+def _depths(ring: str, stats: RingStats, more: dict[str, str]) -> Iterator[Reading]:
+    for lane in stats.lanes:
+        labels = {"ring": ring, "lane": str(lane.lane), **more}
+        yield Reading("ring_depth_bytes", "gauge", "Bytes in use on a lane.", lane.used, labels)
 
 
 def _describe(row: BoardRow) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..ingress.register import Ingress, Ticket
 from ..ingress.request import Model, Tokenize
 from ..ingress.routes import RouteTable
 from ..ring import Doorbell, RingStats, wait
-from ..ring.board import Board, Phase, Role, State
+from ..ring.board import Board, InstanceConfig, Phase, Role, State
 from ..ring.instance import Instance
 from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
 from .restoring import Restoring
@@ -106,6 +106,23 @@ def _load_tokenizer(path: str) -> Any:
         ) from error
 
 
+def model_of(config: InstanceConfig, tokenizer: Any) -> Model:
+    """Return what every gateway of the instance checks requests against.
+
+    Raises:
+        BadRequest: the instance's sampling defaults are none for this tokenizer.
+    """
+    # Not the number of tokens: ids may have gaps, and the largest one counts.
+    vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return Model(
+        vocabulary,
+        config.context_length,
+        tokenizer,
+        config.characters_per_token,
+        config.sampling_defaults,
+    )
+
+
 class Front:
     """Reader number `reader` of an instance. `submit` from one event loop or from threads.
 
@@ -130,7 +147,7 @@ class Front:
         request = self._rings["request"].writer(reader)
         self._writers = (control, request)
         self.routes = RouteTable(reader, config.shards, config.slots)
-        self.ingress = Ingress(control, request, self.routes)
+        self.ingress = Ingress(control, request, self.routes, detect_stops=config.detect_stops)
         self.ingress.attach()
         self.reader = Reader(self._consumer, self.ingress.abort, self.ingress.end, self._take_over)
         self._restoring = Restoring(self.ingress, self._lost)
@@ -163,14 +180,14 @@ class Front:
             LaneOwned: a live gateway has that number.
             IndexError: the instance has fewer readers.
             NoTokenizer: the instance's tokenizer file cannot be loaded here.
+            BadRequest: its sampling defaults are none for this tokenizer.
         """
         opened = Instance.attach(instance)
         try:
             opened.board.row(Role.READER, reader)
             if tokenizer is None:
                 tokenizer = _load_tokenizer(opened.config.tokenizer)
-            vocabulary = max(opened.config.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
-            return cls(opened, reader, Model(vocabulary, opened.config.context_len, tokenizer), sink_bytes)
+            return cls(opened, reader, model_of(opened.config, tokenizer), sink_bytes)
         except BaseException:
             opened.close()
             raise
@@ -227,17 +244,17 @@ class Front:
         began = time.monotonic()
         shards = range(self.instance.config.shards)
         answers = await asyncio.gather(*(self._ask(shard, timeout) for shard in shards))
-        sick: list[str] = []
+        rows = [row for role in (Role.SCHEDULER, Role.SHARD) for row in self.board.rows(role)]
+        sick = {(row.role, row.index): why for row in rows if (why := row.trouble())}
         if not self.instance.alive:
-            sick.append("launcher: gone or stopping")
-        for role in (Role.SCHEDULER, Role.SHARD):
-            sick += [f"{role} {row.index}: {why}" for row in self.board.rows(role) if (why := row.trouble())]
-        for shard, answer in zip(shards, answers, strict=True):
-            if isinstance(answer, str) and not any(part.startswith("scheduler") for part in sick):
-                name = f"{Role.SHARD} {shard}: "
-                sick += [] if any(part.startswith(name) for part in sick) else [name + answer]
+            sick[Role.LAUNCHER, 0] = "is gone or stopping"
+        # Without a scheduler no shard has an answer to bring: that is no shard's fault.
+        if not any(role == Role.SCHEDULER for role, _ in sick):
+            for shard, answer in zip(shards, answers, strict=True):
+                if isinstance(answer, str):
+                    sick.setdefault((Role.SHARD, shard), answer)
         times = [None if isinstance(answer, str) else round((answer - began) * 1e3, 3) for answer in answers]
-        return Health(not sick, sick, times)
+        return Health(not sick, [f"{role} {index}: {why}" for (role, index), why in sick.items()], times)
 
     async def _ask(self, shard: int, timeout: float) -> float | str:
         """Return when a shard's answer came, or why none did."""

@@ -1,64 +1,118 @@
 """Log probabilities in OpenAI's two shapes, from an event's columns.
 
-A token's text is what the shard sent with the columns; one it did not send is shown by its id.
+A token's text is what the shard sent with the columns; one it did not send is shown by its id. A token that
+is a part of a character has no text of its own: what it is, the token table knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from ..sink.columns import Columns
+from ..sink.columns import Columns, Flat, Ragged
+from .offsets import Offsets
 
-
-def completion_logprobs(columns: Columns | None, offset: int) -> dict[str, Any]:
-    """Return the `logprobs` of a text completion. `offset`: characters of output before these tokens."""
-    tokens: list[str] = []
-    values: list[float] = []
-    tops: list[dict[str, float] | None] = []
-    offsets: list[int] = []
-    for text, value, top in _positions(columns):
-        tokens.append(text)
-        values.append(value)
-        tops.append(dict(top) if top is not None else None)
-        offsets.append(offset)
-        offset += len(text)
-    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+TokenBytes = Callable[[int], bytes | None]
+"""Which bytes a token id stands for; None when that is not known."""
 
 
-def chat_logprobs(columns: Columns | None) -> dict[str, Any]:
+class Entry(NamedTuple):
+    """A token and its log probability. `text` is None for one whose text the shard did not send."""
+
+    token: int
+    text: str | None
+    value: float | None
+
+    @property
+    def name(self) -> str:
+        """What the client reads."""
+        return f"token_id:{self.token}" if self.text is None else self.text
+
+    def bytes(self, token_bytes: TokenBytes) -> bytes | None:
+        """Return what the token stands for, if that is known."""
+        if self.text is None or "\ufffd" in self.text:
+            return token_bytes(self.token)
+        return self.text.encode("utf-8", "surrogatepass")
+
+
+Position = tuple[Entry, list[Entry] | None]
+
+
+class CompletionLogprobs:
+    """The `logprobs` of one text completion, event by event.
+
+    echo: the prompt's text, when the client gets it before the output: then its tokens are told too, if the
+    scheduler tells of them.
+    """
+
+    def __init__(self, token_bytes: TokenBytes, echo: str | None) -> None:
+        self._token_bytes = token_bytes
+        self._echo = echo
+        self._places = Offsets(len(echo or ""))
+
+    def render(self, columns: Columns | None, text: str, last: bool) -> dict[str, Any]:
+        """Return the object for what came with `text`, which is the output's alone."""
+        if columns is None:
+            positions, prompt = [], []
+        else:
+            positions = list(_positions(columns, columns.output_logprobs, columns.output_top_logprobs))
+            echoed = columns.input_logprobs if self._echo is not None else None
+            prompt = list(_positions(columns, echoed, columns.input_top_logprobs))
+        places = Offsets().places(self._bytes(prompt), self._echo or "", last=True)
+        places += self._places.places(self._bytes(positions), text, last)
+        both = prompt + positions
+        return {
+            "tokens": [entry.name for entry, _ in both],
+            "token_logprobs": [entry.value for entry, _ in both],
+            "top_logprobs": [
+                None if top is None else {one.name: one.value for one in top} for _, top in both
+            ],
+            "text_offset": places,
+        }
+
+    def _bytes(self, positions: list[Position]) -> list[bytes | None]:
+        return [entry.bytes(self._token_bytes) for entry, _ in positions]
+
+
+def chat_logprobs(columns: Columns | None, token_bytes: TokenBytes) -> dict[str, Any]:
     """Return the `logprobs` of a chat choice."""
+
+    def shown(entry: Entry) -> dict[str, Any]:
+        stands_for = entry.bytes(token_bytes)
+        return {
+            "token": entry.name,
+            "logprob": entry.value,
+            "bytes": None if stands_for is None else list(stands_for),
+        }
+
+    found = (
+        () if columns is None else _positions(columns, columns.output_logprobs, columns.output_top_logprobs)
+    )
     return {
         "content": [
-            {**_entry(text, value), "top_logprobs": [_entry(*one) for one in top or ()]}
-            for text, value, top in _positions(columns)
+            {**shown(entry), "top_logprobs": [shown(one) for one in top or ()]} for entry, top in found
         ]
     }
 
 
-def _entry(text: str, value: float) -> dict[str, Any]:
-    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "surrogatepass"))}
-
-
-def _positions(columns: Columns | None) -> Iterator[tuple[str, float, list[tuple[str, float]] | None]]:
-    """Yield each output token's text, log probability, and those of the likeliest at its place."""
-    if columns is None or columns.output_logprobs is None:
+def _positions(columns: Columns, chosen: Flat | None, top: Ragged | None) -> Iterator[Position]:
+    """Yield each token of a family, and the likeliest at its place."""
+    if chosen is None:
         return
     texts = columns.texts or {}
 
-    def name(token: int) -> str:
-        return texts.get(token, f"token_id:{token}")
+    def entry(token: int, value: float) -> Entry:
+        # The first token of a prompt has no log probability; it is sent as NaN.
+        return Entry(token, texts.get(token), value if value == value else None)
 
-    top = columns.output_top_logprobs
     lengths = [] if top is None else top.lengths.tolist()
     top_ids = [] if top is None else top.ids.tolist()
     top_values = [] if top is None else top.values.tolist()
     at = 0
-    chosen = columns.output_logprobs
     for position, (token, value) in enumerate(zip(chosen.ids.tolist(), chosen.values.tolist(), strict=True)):
         likeliest = None
         if position < len(lengths):
             end = at + lengths[position]
-            likeliest = [(name(top_ids[i]), top_values[i]) for i in range(at, end)]
+            likeliest = [entry(top_ids[i], top_values[i]) for i in range(at, end)]
             at = end
-        yield name(token), value, likeliest
+        yield entry(token, value), likeliest

@@ -58,6 +58,7 @@ class _State(msgspec.Struct, array_like=True):
     histograms: list[tuple[list[int], float]]
     counts: list[int]
     responses: list[tuple[str, int, int]]
+    readings: list[Reading]
 
 
 class Metrics:
@@ -78,24 +79,27 @@ class Metrics:
         self.events = 0
         self.disconnects = 0
         self.responses: dict[tuple[str, int], int] = {}
+        self.others: list[Reading] = []
+        """Figures that are other gateways' own: they stand beside this one's, with labels that say whose."""
 
     def answered(self, endpoint: str, status: int) -> None:
         """Count a response. `endpoint` is a known path or "other": a client cannot grow this table."""
         key = (endpoint, status)
         self.responses[key] = self.responses.get(key, 0) + 1
 
-    def state(self) -> bytes:
-        """Pack every count, for another gateway to `add`."""
+    def state(self, own: Iterable[Reading] = ()) -> bytes:
+        """Pack every count, and what is this gateway's own, for another gateway to `add`."""
         return msgspec.msgpack.encode(
             _State(
                 [(one.counts, one.total) for one in self._histograms()],
                 [getattr(self, name) for name in _COUNTS],
                 [(endpoint, status, count) for (endpoint, status), count in self.responses.items()],
+                list(own),
             )
         )
 
     def add(self, state: bytes) -> None:
-        """Add the counts of another gateway.
+        """Add the counts of another gateway, and note what is its own.
 
         Raises:
             ValueError: they are not a gateway's of this version; nothing was added.
@@ -116,6 +120,7 @@ class Metrics:
         for endpoint, status, count in other.responses:
             key = (endpoint, status)
             self.responses[key] = self.responses.get(key, 0) + count
+        self.others += other.readings
 
     def _histograms(self) -> tuple[Histogram, ...]:
         return (self.first_token, self.between_tokens, self.request)
@@ -142,7 +147,7 @@ class Metrics:
             lines += _head(histogram.name, "histogram", histogram.help)
             lines += histogram.lines()
         families: dict[str, list[Reading]] = {}
-        for reading in (*self.readings(), *more):
+        for reading in (*self.readings(), *more, *self.others):
             families.setdefault(reading.name, []).append(reading)
         for name, readings in families.items():
             lines += _head(name, readings[0].kind, readings[0].help)

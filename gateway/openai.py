@@ -17,38 +17,13 @@ import msgspec
 from ..ingress.errors import BadRequest, show
 from ..sink import ChunkEvent, Error
 from .answer import failure_event
-from .logprobs import chat_logprobs, completion_logprobs
+from .logprobs import CompletionLogprobs, TokenBytes, chat_logprobs
+from .naming import SAMPLING, names_of
 
 _encode: Final = msgspec.json.Encoder().encode
 
 COMPLETION_MAX_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
-
-_SAMPLING: Final = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "n": "n",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "stop_regex": "stop_regex",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "min_tokens": "min_new_tokens",
-    "logit_bias": "logit_bias",
-    "seed": "sampling_seed",
-    "regex": "regex",
-    "ebnf": "ebnf",
-    "json_schema": "json_schema",
-    "structural_tag": "structural_tag",
-    "ignore_eos": "ignore_eos",
-    "no_stop_trim": "no_stop_trim",
-    "skip_special_tokens": "skip_special_tokens",
-    "custom_params": "custom_params",
-}
-"""OpenAI's names, and the common extensions, for the sampling parameters."""
 
 
 @dataclass(slots=True)
@@ -60,7 +35,10 @@ class Wanted:
     stream: bool
     usage: bool
     logprobs: bool
+    names: dict[str, str]
+    """The client's name for each of `/generate`'s fields that it has another for."""
     echo: list[str] | None = None
+    token_bytes: TokenBytes = lambda token: None
 
     def __post_init__(self) -> None:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -76,6 +54,8 @@ def completion_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted]:
     prompt = body.get("prompt")
     if prompt is None:
         raise BadRequest("prompt", "is missing: give a string, a list of strings, or token ids")
+    if type(prompt) not in (str, list):
+        raise BadRequest("prompt", f"must be a string, a list of strings, or token ids, got {show(prompt)}")
     generate: dict[str, Any] = {"stream": wanted.stream, "sampling_params": _sampling(body)}
     generate["sampling_params"].setdefault("max_new_tokens", COMPLETION_MAX_TOKENS)
     first = prompt[0] if type(prompt) is list and prompt else prompt
@@ -90,6 +70,8 @@ def completion_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted]:
         generate |= _logprobs(count if count is not True else 1, "logprobs")
     if body.get("echo"):
         wanted.echo = []
+        if wanted.logprobs:
+            generate["logprob_start_len"] = 0  # the prompt's tokens are part of the text
     _rid(body, generate)
     return generate, wanted
 
@@ -114,14 +96,15 @@ def chat_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted, dict[str, 
 class OpenAIStream:
     """One prompt's chunks; usage is counted into `usage`, shared by a request's prompts."""
 
-    __slots__ = ("_chat", "_echo", "_head", "_index", "_logprobs", "_offset", "_tail", "usage")
+    __slots__ = ("_chat", "_echo", "_head", "_index", "_logprobs", "_tail", "_token_bytes", "usage")
 
     def __init__(self, wanted: Wanted, index: int, usage: Usage) -> None:
         self._chat = wanted.chat
         self._index = index
-        self._logprobs = wanted.logprobs
-        self._offset = 0
-        self._echo = "" if wanted.echo is None else wanted.echo[index]
+        echo = None if wanted.echo is None else wanted.echo[index]
+        self._echo = echo or ""
+        self._token_bytes = wanted.token_bytes
+        self._logprobs = CompletionLogprobs(wanted.token_bytes, echo) if wanted.logprobs else None
         self.usage = usage
         kind = b"chat.completion.chunk" if wanted.chat else b"text_completion"
         self._head = b'data: {"id":"%b","object":"%b","created":%d,"model":%b,"choices":[{"index":%d,%b' % (
@@ -145,9 +128,9 @@ class OpenAIStream:
         """Render an event as a chunk."""
         finish, close = event.finish, b"}" if self._chat else b""
         text = event.text_utf8.decode()
+        logprobs = b"null" if self._logprobs is None else self._render(self._logprobs, event, text)
         if self._echo:
             text, self._echo = self._echo + text, ""
-        logprobs = self._render_logprobs(event) if self._logprobs else b"null"
         if finish is None:
             return b'%b%b%b,"logprobs":%b,"finish_reason":null%b' % (
                 self._head,
@@ -171,12 +154,10 @@ class OpenAIStream:
         """Render the request's failure."""
         return failure_event(error, openai=True)
 
-    def _render_logprobs(self, event: ChunkEvent) -> bytes:
+    def _render(self, logprobs: CompletionLogprobs, event: ChunkEvent, text: str) -> bytes:
         if self._chat:
-            return _encode(chat_logprobs(event.columns))
-        rendered = completion_logprobs(event.columns, self._offset)
-        self._offset += sum(map(len, rendered["tokens"]))
-        return _encode(rendered)
+            return _encode(chat_logprobs(event.columns, self._token_bytes))
+        return _encode(logprobs.render(event.columns, text, event.finish is not None))
 
 
 class Usage:
@@ -212,14 +193,16 @@ def render_whole(wanted: Wanted, events: Sequence[ChunkEvent]) -> bytes:
     for index, event in enumerate(events):
         usage.count(event)
         finish = event.finish
-        text = event.text if wanted.echo is None else wanted.echo[index] + event.text
+        echo = None if wanted.echo is None else wanted.echo[index]
+        text = (echo or "") + event.text
         choice: dict[str, Any] = {"index": index}
         if wanted.chat:
             choice["message"] = {"role": "assistant", "content": text}
-            choice["logprobs"] = chat_logprobs(event.columns) if wanted.logprobs else None
+            choice["logprobs"] = chat_logprobs(event.columns, wanted.token_bytes) if wanted.logprobs else None
         else:
             choice["text"] = text
-            choice["logprobs"] = completion_logprobs(event.columns, 0) if wanted.logprobs else None
+            logprobs = CompletionLogprobs(wanted.token_bytes, echo) if wanted.logprobs else None
+            choice["logprobs"] = logprobs and logprobs.render(event.columns, event.text, last=True)
         choice["finish_reason"] = None if finish is None else finish.type
         choice["matched_stop"] = None if finish is None else finish.matched
         choices.append(choice)
@@ -243,11 +226,13 @@ def _start(body: Any, model: str, chat: bool) -> tuple[dict[str, Any], Wanted]:
     options = body.get("stream_options") or {}
     if type(options) is not dict:
         raise BadRequest("stream_options", f"must be an object, got {show(options)}")
-    return body, Wanted(chat, named or model, bool(stream), bool(options.get("include_usage")), False)
+    return body, Wanted(
+        chat, named or model, bool(stream), bool(options.get("include_usage")), False, names_of(body, chat)
+    )
 
 
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
-    params = {ours: body[theirs] for theirs, ours in _SAMPLING.items() if body.get(theirs) is not None}
+    params = {ours: body[theirs] for theirs, ours in SAMPLING.items() if body.get(theirs) is not None}
     if body.get("max_tokens") is not None:
         params["max_new_tokens"] = body["max_tokens"]
     return params

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import uvloop
 
+from ..ingress.errors import BadRequest
 from ..ring import logs
 from ..ring.errors import RingError
 from ..ring.process import die_with_parent
@@ -30,8 +31,9 @@ from .app import App, Options
 from .backend import Backend, FrontBackend
 from .chat import ChatTemplate, NoTemplate
 from .connection import Connections
-from .front import Front, NoTokenizer
+from .front import NoTokenizer
 from .limits import Limits
+from .readers import attach_reader
 from .siblings import Siblings
 
 log = logging.getLogger(__name__)
@@ -196,6 +198,12 @@ def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
         help="what clients must send as a Bearer token; also OUTFEED_API_KEY, unseen by ps",
     )
     parser.add_argument(
+        "--admin-key",
+        default="",
+        help="what POST /control/OP wants as a Bearer token (default: there is no such endpoint); also "
+        "OUTFEED_ADMIN_KEY, unseen by ps",
+    )
+    parser.add_argument(
         "--incremental", action="store_true", help="/generate streams send deltas, not all the text so far"
     )
     parser.add_argument(
@@ -218,6 +226,9 @@ def make_app(backend: Backend, tokenizer: str | Path, args: argparse.Namespace) 
         ServerError: an option cannot be used.
     """
     key = args.api_key or os.environ.get("OUTFEED_API_KEY", "")
+    admin = args.admin_key or os.environ.get("OUTFEED_ADMIN_KEY", "")
+    if admin and admin == key:
+        raise ServerError("--admin-key is the same as --api-key: clients must not have it; give another one")
     try:
         limits = Limits(
             body_bytes=args.max_body_bytes, requests=args.max_requests, connections=args.max_connections
@@ -225,35 +236,42 @@ def make_app(backend: Backend, tokenizer: str | Path, args: argparse.Namespace) 
         template = ChatTemplate.find(tokenizer, args.chat_template)
     except (ValueError, NoTemplate) as error:
         raise ServerError(str(error)) from None
-    return App(backend, Options(incremental=args.incremental, api_key=key), limits, template)
+    return App(backend, Options(incremental=args.incremental, api_key=key, admin_key=admin), limits, template)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a gateway process until a signal."""
     parser = argparse.ArgumentParser(prog="gateway", description="Serve an Outfeed instance over HTTP.")
     parser.add_argument("--instance", required=True, help="the running instance to serve")
-    parser.add_argument("--reader", type=int, default=0, help="this process's reader number (default 0)")
+    parser.add_argument(
+        "--reader",
+        type=int,
+        metavar="N",
+        help="this process's reader number (default: the first that is free)",
+    )
     add_gateway_arguments(parser)
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    logs.start(f"gateway{args.reader}")
+    logs.start("reader" if args.reader is None else f"reader{args.reader}")
     if args.die_with_parent:
         die_with_parent(args.die_with_parent)
     raise_file_limit()
     try:
-        with Front.attach(args.instance, args.reader) as front:
+        with attach_reader(args.instance, args.reader) as front:
+            reader = front.routes.reader
+            logs.start(f"reader{reader}")
             app = make_app(FrontBackend(front), front.instance.config.tokenizer, args)
             serving = Serving(args.host, args.port, args.drain_seconds)
-            ready = f"outfeed: gateway {args.reader} of {args.instance!r} serves on "
+            ready = f"outfeed: gateway {reader} of {args.instance!r} serves on "
             siblings = Siblings(
                 args.instance,
-                args.reader,
+                reader,
                 front.instance.config.readers,
                 app.abort,
-                app.metrics.state,
+                app.state,
             )
             uvloop.run(serve(app, serving, ready, siblings))
-    except (ServerError, NoTokenizer, RingError, IndexError) as error:
+    except (ServerError, NoTokenizer, RingError, IndexError, BadRequest) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
     return 0

@@ -54,18 +54,18 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _Scrape:
-    """Counts asked for: whose came, and how many are missing."""
+    """Counts asked for: who has answered, and how many are missing."""
 
     def __init__(self, complete: asyncio.Future[None]) -> None:
         self.complete = complete
         self.missing = 0
-        self.states: dict[int, bytes] = {}
+        self._answered: set[int] = set()
 
-    def add(self, sender: int, state: bytes) -> None:
-        """Keep one gateway's answer; the last one completes it."""
-        if sender in self.states:
+    def add(self, sender: int) -> None:
+        """Note that a gateway has answered; the last one completes it."""
+        if sender in self._answered:
             return
-        self.states[sender] = state
+        self._answered.add(sender)
         self.missing -= 1
         if self.missing == 0 and not self.complete.done():
             self.complete.set_result(None)
@@ -92,6 +92,8 @@ class Siblings:
         self._state = state
         self._numbers = itertools.count(1)
         self._scrapes: dict[int, _Scrape] = {}
+        self._last: dict[int, bytes] = {}
+        """What each of the others told last: a count must not fall because its gateway is late once."""
         self._socket = socket.socket(
             socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
@@ -116,32 +118,35 @@ class Siblings:
         self._send(_Abort(self._me, rid), self._others)
 
     async def states(self) -> list[bytes]:
-        """Return the counts of the others that answer in time."""
+        """Return the counts of the others that run: now, or when they last told them if they are late."""
         if not self._others:
             return []
         number = next(self._numbers)
         scrape = self._scrapes[number] = _Scrape(asyncio.get_running_loop().create_future())
         try:
             # Who cannot be reached is not waited for; who does not answer is, for a moment.
-            scrape.missing = self._send(_Ask(self._me, number), self._others)
+            absent = self._send(_Ask(self._me, number), self._others)
+            scrape.missing = len(self._others) - len(absent)
             if scrape.missing:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(scrape.complete, WAIT_S)
         finally:
             del self._scrapes[number]
-        return [scrape.states[other] for other in sorted(scrape.states)]
+        for other in absent:
+            self._last.pop(other, None)
+        return [self._last[other] for other in sorted(self._last)]
 
-    def _send(self, message: _Message, to: Iterable[int]) -> int:
-        """Send to each; return how many could be reached."""
-        data, reached = _encode(message), 0
+    def _send(self, message: _Message, to: Iterable[int]) -> list[int]:
+        """Send to each; return those who do not run. Who is too far behind to take it is late."""
+        data, absent = _encode(message), []
         for other in to:
             try:
                 self._socket.sendto(data, self._address(other))
-                reached += 1
-            except OSError:
-                # Not running, or far behind: it has nothing that would be waited for.
+            except BlockingIOError:
                 continue
-        return reached
+            except OSError:
+                absent.append(other)
+        return absent
 
     def _readable(self) -> None:
         for _ in range(MAX_TURN):
@@ -165,9 +170,10 @@ class Siblings:
                 self._on_abort(rid)
             case _Ask(sender=sender, number=number) if sender in self._others:
                 self._send(_Tell(self._me, number, self._state()), [sender])
-            case _Tell(sender=sender, number=number, state=state):
-                if (scrape := self._scrapes.get(number)) is not None and sender in self._others:
-                    scrape.add(sender, state)
+            case _Tell(sender=sender, number=number, state=state) if sender in self._others:
+                self._last[sender] = state
+                if (scrape := self._scrapes.get(number)) is not None:
+                    scrape.add(sender)
 
     def _address(self, gateway: int) -> bytes:
         return f"\0outfeed-{self._instance}.gateway{gateway}".encode()

@@ -29,11 +29,11 @@ class BadRequest(Refused):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field
-        self._what = message
+        self.what = message
 
     def under(self, where: str) -> "BadRequest":
         """Return the same complaint about a field of `where`."""
-        return BadRequest(f"{where}.{self.field}" if self.field else where, self._what)
+        return BadRequest(f"{where}.{self.field}" if self.field else where, self.what)
 
 
 class RidInUse(Refused):

@@ -8,14 +8,13 @@ only name the fields in `fields.CHECKS`; the internal ones (`stop_strs`, `stop_r
 Must not know where a request came from or where it goes.
 """
 
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from .errors import BadRequest, show
-from .fields import CHECKS, MAX_I64, MAX_STOP_REGEXES, MAX_STOP_STRINGS
+from .fields import CHECKS, MAX_F32, MAX_I64, MAX_STOP_REGEXES, MAX_STOP_STRINGS
 from .stop_regex import CACHE, Admission, Effort, admit
 
 TOP_K_ALL = 1 << 30
@@ -30,7 +29,8 @@ spaces, of dashes) passes that length."""
 LONGEST_OUTPUT_TOKENS = 1 << 20
 """Taken for the longest output when neither the request nor the server limits it."""
 
-MAX_FLOAT = sys.float_info.max
+LEAST_F32 = 2.0**-126
+"""The least positive number that every engine's 32-bit floats hold: what is below may be flushed to 0."""
 
 INTERNAL = frozenset(
     ("stop_strs", "stop_regex_strs", "stop_str_max_len", "stop_regex_max_len", "is_normalized")
@@ -108,12 +108,14 @@ class SamplingParams(msgspec.Struct, kw_only=True):
             obj = _merged(defaults, obj)
         params = cls(**_checked(obj, where))
         params.post_init()
-        params.normalize(tokenizer_present=tokenizer_present, effort=effort, where=where)
+        places = _places(obj.get("stop_regex"))
+        params.normalize(tokenizer_present=tokenizer_present, effort=effort, where=where, places=places)
         params.verify(
             vocab_size,
             max_output_tokens=max_output_tokens,
             characters_per_token=characters_per_token,
             where=where,
+            places=places,
         )
         return params
 
@@ -140,9 +142,17 @@ class SamplingParams(msgspec.Struct, kw_only=True):
             self.structural_tag = None
 
     def normalize(
-        self, *, tokenizer_present: bool = True, effort: Effort | None = None, where: str = WHERE
+        self,
+        *,
+        tokenizer_present: bool = True,
+        effort: Effort | None = None,
+        where: str = WHERE,
+        places: Sequence[int] | None = None,
     ) -> None:
-        """Make scalars lists, measure them, and refuse what needs a tokenizer when there is none."""
+        """Make scalars lists, measure them, and refuse what needs a tokenizer when there is none.
+
+        `places` says where in the client's list each pattern stands, for messages: empty ones are dropped.
+        """
         if self.is_normalized:
             return
         strs = self.stop_strs = _listed(self.stop_strs, MAX_STOP_STRINGS, where, "stop")
@@ -164,7 +174,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
                 longest = size
         self.stop_str_max_len = longest
         if regexes:
-            self.stop_regex_max_len = max(found.window for found in _admitted(regexes, where, effort))
+            self.stop_regex_max_len = max(found.window for found in _admitted(regexes, where, places, effort))
         self.is_normalized = True
 
     def verify(
@@ -174,13 +184,16 @@ class SamplingParams(msgspec.Struct, kw_only=True):
         max_output_tokens: int | None = None,
         characters_per_token: float = CHARACTERS_PER_TOKEN,
         where: str = WHERE,
+        places: Sequence[int] | None = None,
     ) -> None:
         """Hold every value against its range; BadRequest says which field, the range and the value."""
         # Each written so that NaN, for which every comparison is false, fails.
-        if not 0.0 <= self.temperature <= MAX_FLOAT:
-            raise _outside(where, "temperature", "finite and at least 0", self.temperature)
-        if not 0.0 < self.top_p <= 1.0:
-            raise _outside(where, "top_p", "in (0, 1]", self.top_p)
+        # Engines compute in f32: a number that is 0 or infinite there is out of range, whatever it is here.
+        if not 0.0 <= self.temperature <= MAX_F32:
+            accepted = f"at least 0 and, as a 32-bit float, finite (at most {MAX_F32:.3g})"
+            raise _outside(where, "temperature", accepted, self.temperature)
+        if not LEAST_F32 <= self.top_p <= 1.0:
+            raise _outside(where, "top_p", f"in (0, 1]{_as_f32(self.top_p)}", self.top_p)
         if not 1 <= self.top_k <= MAX_I64:
             raise _outside(where, "top_k", "-1 for the whole vocabulary, or at least 1", self.top_k)
         if not 0.0 <= self.min_p <= 1.0:
@@ -189,8 +202,9 @@ class SamplingParams(msgspec.Struct, kw_only=True):
             raise _outside(where, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
         if not -2.0 <= self.presence_penalty <= 2.0:
             raise _outside(where, "presence_penalty", "in [-2, 2]", self.presence_penalty)
-        if not 0.0 < self.repetition_penalty <= 2.0:
-            raise _outside(where, "repetition_penalty", "in (0, 2]", self.repetition_penalty)
+        if not LEAST_F32 <= self.repetition_penalty <= 2.0:
+            accepted = f"in (0, 2]{_as_f32(self.repetition_penalty)}"
+            raise _outside(where, "repetition_penalty", accepted, self.repetition_penalty)
         if self.stream_interval is not None and not 1 <= self.stream_interval <= MAX_I64:
             raise _outside(where, "stream_interval", "at least 1, or null", self.stream_interval)
         if self.top_k >= vocab_size:
@@ -199,7 +213,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
         self._verify_lengths(where)
         self._verify_tokens(vocab_size, where)
         if self.stop_regex_strs:
-            self._verify_stop_regex(max_output_tokens, characters_per_token, where)
+            self._verify_stop_regex(max_output_tokens, characters_per_token, where, places)
 
     def _verify_lengths(self, where: str) -> None:
         least, most = self.min_new_tokens, self.max_new_tokens
@@ -235,13 +249,16 @@ class SamplingParams(msgspec.Struct, kw_only=True):
                 f"{where}.logit_bias", f"keys must be token ids in [0, {vocab_size}), got {wrong_key}"
             )
 
-    def _verify_stop_regex(self, max_output_tokens: int | None, per_token: float, where: str) -> None:
+    def _verify_stop_regex(
+        self, max_output_tokens: int | None, per_token: float, where: str, places: Sequence[int] | None
+    ) -> None:
         limits = [limit for limit in (self.max_new_tokens, max_output_tokens) if limit is not None]
         tokens = max(0, min([*limits, LONGEST_OUTPUT_TOKENS]))
         characters = int(tokens * per_token)
-        for index, found in enumerate(_admitted(self.stop_regex_strs or (), where)):
+        for index, found in enumerate(_admitted(self.stop_regex_strs or (), where, places)):
             if characters > found.longest:
-                raise BadRequest(f"{where}.stop_regex[{index}]", found.refusal(characters) or "is refused")
+                field = _regex_field(where, index, places)
+                raise BadRequest(field, found.refusal(characters) or "is refused")
 
     def to_scheduler(self) -> dict[str, Any]:
         """Return the normalized object a scheduler takes: every field but the aliases, JSON-able values."""
@@ -276,6 +293,11 @@ def brings_new_patterns(obj: Any) -> bool:
             if type(pattern) is str and pattern and known(pattern) is None:
                 return True
     return False
+
+
+def _as_f32(value: float) -> str:
+    """Say why a positive number is refused all the same: as a 32-bit float it may be 0."""
+    return f" as a 32-bit float (at least {LEAST_F32:.3g})" if 0.0 < value < LEAST_F32 else ""
 
 
 def _outside(where: str, name: str, accepted: str, value: Any) -> BadRequest:
@@ -324,13 +346,26 @@ def _listed(value: str | list[str] | None, limit: int, where: str, name: str) ->
     return [entry for entry in entries if entry]
 
 
-def _admitted(patterns: Iterable[str], where: str, effort: Effort | None = None) -> list[Admission]:
+def _places(stop_regex: Any) -> list[int] | None:
+    """Return where in a client's list the patterns stand that are not dropped; None when all stay."""
+    if type(stop_regex) is not list or all(stop_regex):
+        return None
+    return [place for place, pattern in enumerate(stop_regex) if pattern]
+
+
+def _regex_field(where: str, index: int, places: Sequence[int] | None) -> str:
+    return f"{where}.stop_regex[{index if places is None else places[index]}]"
+
+
+def _admitted(
+    patterns: Iterable[str], where: str, places: Sequence[int] | None, effort: Effort | None = None
+) -> list[Admission]:
     known = CACHE.get
     found = []
     for index, pattern in enumerate(patterns):
         admission = known(pattern)
         if admission is None:
             effort = effort or Effort()
-            admission = admit(pattern, f"{where}.stop_regex[{index}]", effort)
+            admission = admit(pattern, _regex_field(where, index, places), effort)
         found.append(admission)
     return found

@@ -20,7 +20,7 @@ import mmap
 import struct
 import time
 from enum import IntEnum, StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -98,7 +98,11 @@ _Bytes = Annotated[int, msgspec.Meta(ge=MIN_LANE_BYTES, le=MAX_LANE_BYTES)]
 
 
 class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, kw_only=True):
-    """What an instance was started with. Sizes are bytes per lane, powers of two."""
+    """What an instance was started with. Sizes are bytes per lane, powers of two.
+
+    What its gateways check requests against, and how its shards stop, is here too, so that every process of
+    the instance, whenever it comes, does the same.
+    """
 
     instance: str
     tokenizer: str
@@ -106,9 +110,11 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, k
     readers: _Count = 1
     ranks: _Count = 1
     slots: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1 << 16
-    vocab_size: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
-    context_len: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] = 131_072
-    model: str = "outfeed"
+    context_length: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] = 131_072
+    served_model_name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] = "outfeed"
+    characters_per_token: Annotated[float, msgspec.Meta(ge=1, le=65_536)] = 8.0
+    sampling_defaults: dict[str, Any] = {}
+    detect_stops: bool = False
     request_bytes: _Bytes = 1 << 23
     control_bytes: _Bytes = 1 << 23
     step_bytes: _Bytes = 1 << 23

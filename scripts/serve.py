@@ -33,6 +33,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="serve", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--instance", default="outfeed", help="the instance's name (default: outfeed)")
     parser.add_argument("--gateways", type=int, default=1, metavar="N", help="gateway processes on the port")
+    parser.add_argument(
+        "--readers",
+        type=int,
+        metavar="M",
+        help="gateways there is room for: more than --gateways lets others join (default: --gateways)",
+    )
     add_instance_arguments(parser)
     scheduler = parser.add_argument_group("the scheduler")
     scheduler.add_argument("--text", metavar="FILE", help="UTF-8 text to replay (default: a demo text)")
@@ -50,6 +56,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(
             f"--ranks {args.ranks}: the replay scheduler is one rank; give --no-replay and attach yours"
         )
+    if args.readers is not None and not args.gateways <= args.readers <= 64:
+        parser.error(f"--readers {args.readers}: give {args.gateways}, which --gateways takes, to 64")
     if args.no_replay and args.text:
         parser.error("--text and --no-replay exclude each other")
     return args
@@ -93,6 +101,8 @@ class Gateways:
         self._environment = dict(os.environ)
         if args.api_key:
             self._environment["OUTFEED_API_KEY"] = args.api_key
+        if args.admin_key:
+            self._environment["OUTFEED_ADMIN_KEY"] = args.admin_key
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._deaths: list[float] = []
 
@@ -177,8 +187,9 @@ def serve(args: argparse.Namespace, signals: Signals) -> None:
     """Start everything, and serve until a signal."""
     template = args.chat_template or (None if args.tokenizer else str(TEMPLATE))
     args.tokenizer = args.tokenizer or demo_tokenizer()
-    tokenizer = make_config(args.instance, args, args.gateways).tokenizer
-    launch = [*instance_options(args), "--readers", str(args.gateways)]
+    readers = args.readers or args.gateways
+    tokenizer = make_config(args.instance, args, readers).tokenizer
+    launch = [*instance_options(args), "--readers", str(readers)]
     text = args.text or str(MULTILINGUAL)
     replay = ["--tokenizer", tokenizer, "--text", text, "--batch", str(args.batch)]
     replay += [

@@ -33,6 +33,7 @@ from ..ring.instance import Instance, sweep_dead
 from ..ring.names import segment_name
 from ..ring.process import die_with_parent
 from .errors import TokenizerFileError
+from .model_options import OptionError, add_model_arguments, model_argv, model_values
 from .supervisor import ShardsFailed, Supervisor, fork_child
 
 log = logging.getLogger(__name__)
@@ -183,12 +184,14 @@ def add_instance_arguments(parser: argparse.ArgumentParser) -> None:
         sizes.add_argument(
             f"--{name}-bytes", type=int, default=1 << 23, metavar="N", help=f"{name} ring (default 8 MiB)"
         )
+    add_model_arguments(parser)
 
 
 def instance_options(args: argparse.Namespace) -> list[str]:
     """Write `add_instance_arguments`' options as a command line again, for whoever starts a launcher."""
     names = ["shards", "ranks", "heartbeat_limit", *(f"{ring}_bytes" for ring in RINGS)]
     options = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
+    options += model_argv(args)
     return options + ([f"--tokenizer={args.tokenizer}"] if args.tokenizer else [])
 
 
@@ -223,6 +226,10 @@ def make_config(instance: str, args: argparse.Namespace, readers: int = 1) -> In
         raise LaunchError(
             f"--heartbeat-limit {limit:g}: give more than 0 and at most {MAX_HEARTBEAT_LIMIT_S} seconds"
         )
+    try:
+        model = model_values(args)
+    except OptionError as error:
+        raise LaunchError(str(error)) from None
     return InstanceConfig(
         instance=instance,
         tokenizer=find_tokenizer(args.tokenizer),
@@ -234,6 +241,7 @@ def make_config(instance: str, args: argparse.Namespace, readers: int = 1) -> In
         step_bytes=_lane_bytes("step", args.step_bytes),
         egress_bytes=_lane_bytes("egress", args.egress_bytes),
         heartbeat_limit_s=limit,
+        **model,
     )
 
 

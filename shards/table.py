@@ -126,6 +126,37 @@ class TokenTable:
         return table
 
     @classmethod
+    def read(cls, name: str) -> "TokenTable":
+        """Copy a shared table and let go of it: for who looks up a token now and then.
+
+        Raises FileNotFoundError, TableError.
+        """
+        found = attach(name)
+        try:
+            return cls.open(bytes(found.memory))
+        finally:
+            found.close()
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """Return what a token adds to a text behind others, which may be a part of a character.
+
+        None for an id that is no token, and when there is no table. Nothing that the table says is trusted.
+        """
+        _, _, _, ids, firsts, blob_len, *_ = _HEADER.unpack_from(self.buffer)
+        if self.fallback or not 0 <= token < ids:
+            return None
+        at = _HEADER.size + 16 * token
+        size, flags, _, offset, long, _ = _LONG_ENTRY.unpack_from(self.buffer, at)
+        if not flags & KNOWN:
+            return None
+        if size <= INLINE:
+            return bytes(self.buffer[at + 2 : at + 2 + size])
+        if size != LONG or offset + long > blob_len:
+            return None
+        blob = _HEADER.size + 16 * (ids + firsts)
+        return bytes(self.buffer[blob + offset : blob + offset + long])
+
+    @classmethod
     def open(cls, buffer: bytes | memoryview) -> "TokenTable":
         """Read a table from memory that someone else filled; raise TableError if it is none."""
         if len(buffer) < HEADER_BYTES:

@@ -44,16 +44,19 @@ def instance_mib(**more: int) -> int:
 HTTP, CONFIG = Limits(), InstanceConfig(instance="docs", tokenizer="")
 SAID = [
     ("docs/http.md", f"| body (`--max-body-bytes`) | {HTTP.body_bytes // MIB} MiB |"),
-    ("docs/http.md", f"| request line and headers | {HTTP.head_bytes >> 10} KiB, {HTTP.headers} headers |"),
+    (
+        "docs/http.md",
+        f"around the chunks of a body | {HTTP.head_bytes >> 10} KiB, {HTTP.headers} headers |",
+    ),
     ("docs/http.md", f"| prompts at once (`--max-requests`) | {HTTP.requests:,} per gateway |"),
     ("docs/http.md", f"| connections (`--max-connections`) | {HTTP.connections:,} per gateway |"),
     ("docs/http.md", f"| a head's time, a body's time | {HTTP.head_s:g} s, {HTTP.body_s:g} s |"),
     ("docs/http.md", f"| an idle connection | {HTTP.idle_s:g} s |"),
-    ("docs/http.md", f"| a client that reads nothing | {HTTP.stall_s:g} s |"),
+    ("docs/http.md", f"| a client that takes nothing of what is sent | {HTTP.stall_s:g} s |"),
     ("docs/http.md", f"| bytes waiting in a connection | {HTTP.write_bytes >> 10} KiB |"),
     ("docs/http.md", f"| bytes waiting in a sink | {SINK_BYTES // MIB} MiB |"),
     ("docs/http.md", f"| pipelined requests | {HTTP.pipelined} |"),
-    ("docs/http.md", f"through a shard, within {PROBE_S:g} s"),
+    ("docs/http.md", f"when a token came back from the scheduler within {PROBE_S:g} s"),
     (
         "docs/http.md",
         f"`max_tokens` defaults to {COMPLETION_MAX_TOKENS} for completions and "

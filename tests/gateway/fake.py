@@ -83,6 +83,10 @@ class FakeBackend:
     streams: list[Played] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     why: str | None = None
+    table: dict[int, bytes] = field(default_factory=dict)
+    sick: str | None = None
+    asked: list[tuple[str, bytes]] = field(default_factory=list)
+    answer: bytes | Exception | None = b"{}"
     refuse: Exception | None = None
 
     async def submit(self, body: Any) -> list[Stream]:
@@ -100,6 +104,17 @@ class FakeBackend:
                 asyncio.get_running_loop().call_soon(self.script, one)
         return [*played]
 
+    async def control(self, op: str, body: bytes, timeout: float) -> bytes:
+        self.asked.append((op, body))
+        if self.answer is None:
+            raise TimeoutError
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def check(self, timeout: float) -> str | None:
+        return self.sick
+
     def abort(self, rid: str) -> bool:
         self.aborted.append(rid)
         for one in self.streams:
@@ -108,13 +123,18 @@ class FakeBackend:
                 return True
         return False
 
+    def token_bytes(self, token: int) -> bytes | None:
+        return self.table.get(token)
+
     def trouble(self) -> str | None:
         return self.why
 
     def info(self) -> dict[str, Any]:
         return {"instance": {"instance": "fake"}}
 
+    def own_readings(self) -> Iterator[Reading]:
+        yield Reading("live_streams", "gauge", "Live.", len(self.streams), {"reader": "0"})
+
     def readings(self) -> Iterator[Reading]:
-        yield Reading("live_streams", "gauge", "Live.", len(self.streams))
         yield Reading("ring_depth_bytes", "gauge", "Depth.", 0, {"ring": "egress", "lane": "0"})
         yield Reading("restarts_total", "counter", "Restarts.", 0, {"role": "shard", "index": "0"})

@@ -4,11 +4,15 @@ import re
 
 import pytest
 from outfeed.gateway.app import Options
+from outfeed.gateway.backend import Reading
+from outfeed.gateway.front import Answered
 from outfeed.gateway.limits import Limits
 from outfeed.gateway.metrics import Metrics
 from outfeed.ingress.errors import Unavailable
+from outfeed.ingress.request import Model
 
 from .conftest import Serve, eventually
+from .fake import VOCABULARY, WordTokenizer
 
 
 def test_health_says_what_is_wrong(serve: Serve) -> None:
@@ -24,12 +28,25 @@ def test_health_generate_is_a_round_trip(serve: Serve) -> None:
     running = serve(lambda played: played.end("x"))
     assert running.ask("GET", "/health_generate").status == 200
     assert running.stream().closed
+    running.backend.sick = "shard 1: no answer within 5 s"
+    answer = running.ask("GET", "/health_generate")
+    assert answer.status == 503
+    assert "not healthy: shard 1: no answer" in answer.json["error"]["message"]
     running.backend.script = lambda played: played.fail(503, "the scheduler is gone")
     answer = running.ask("GET", "/health_generate")
     assert answer.status == 503
     assert "the scheduler is gone" in answer.json["error"]["message"]
     running.backend.refuse = Unavailable("no scheduler is attached")
     assert running.ask("GET", "/health_generate").status == 503
+
+
+def test_health_generate_is_not_at_the_mercy_of_the_instances_defaults(serve: Serve) -> None:
+    defaults = {"min_new_tokens": 50, "max_new_tokens": 100, "temperature": 1.5, "stop": ["x"]}
+    model = Model(VOCABULARY, 4096, WordTokenizer(), defaults=defaults)
+    running = serve(lambda played: played.end("x"), model=model)
+    assert running.ask("GET", "/health_generate").status == 200
+    params = running.stream().prompt.params
+    assert (params.min_new_tokens, params.max_new_tokens) == (0, 1)
 
 
 def test_models_and_server_info(serve: Serve) -> None:
@@ -123,6 +140,18 @@ def test_a_scrape_adds_the_other_gateways_counts(serve: Serve) -> None:
     assert "outfeed_time_to_first_token_seconds_count 4\n" in text
     assert 'outfeed_http_responses_total{endpoint="/generate",status="200"} 2\n' in text
     assert running.app.metrics.output_tokens == 1
+
+
+def test_what_is_one_gateways_own_stands_beside_the_others(serve: Serve) -> None:
+    running = serve(lambda played: played.end("x"))
+    running.ask("POST", "/generate", {"text": "x"})
+    there = [Reading("live_streams", "gauge", "Live.", 5, {"reader": "1"})]
+    running.app.siblings = Other(Metrics().state(there))
+    for _ in range(2):
+        text = running.ask("GET", "/metrics").body.decode()
+        found = re.findall(r"^outfeed_live_streams(.*)$", text, re.M)
+        assert sorted(found) == ['{reader="0"} 1', '{reader="1"} 5']
+        assert text.count("# TYPE outfeed_live_streams gauge") == 1
 
 
 def test_metrics_are_prometheus_text(serve: Serve) -> None:
@@ -265,3 +294,72 @@ def test_every_503_says_when_to_try_again(serve: Serve) -> None:
     eventually(lambda: running.server.connections.open, "held")
     assert b"\r\nretry-after: 1\r\n" in running.raw().until(b"\r\n\r\n")
     held.close()
+
+
+ROOT = {"Authorization": "Bearer r00t"}
+
+
+def test_an_operation_reaches_the_scheduler_and_its_answer_the_client_byte_for_byte(serve: Serve) -> None:
+    running = serve(options=Options(admin_key="r00t"))
+    body, reply = bytes(range(256)), b"\x00 any bytes \xff"
+    running.backend.answer = reply
+    answer = running.ask("POST", "/control/flush_cache", body, ROOT)
+    assert (answer.status, answer.body) == (200, reply)
+    assert answer.headers["content-type"] == "application/octet-stream"
+    running.backend.answer = b""
+    assert running.ask("POST", "/control/" + "a" * 64, None, ROOT).body == b""
+    assert running.backend.asked == [("flush_cache", body), ("a" * 64, b"")]
+    text = running.ask("GET", "/metrics").body.decode()
+    assert 'outfeed_http_responses_total{endpoint="/control/OP",status="200"} 2' in text
+
+
+def test_without_an_admin_key_there_are_no_operations(serve: Serve) -> None:
+    running = serve(options=Options(api_key="s3cret"))
+    for headers in ({}, {"Authorization": "Bearer s3cret"}, {"Authorization": "Bearer "}):
+        answer = running.ask("POST", "/control/health", None, headers)
+        assert answer.status == 404
+        assert "/control" not in answer.json["error"]["message"].partition("there are")[2]
+    assert running.backend.asked == []
+
+
+def test_only_the_admin_key_opens_operations_and_it_opens_nothing_else(serve: Serve) -> None:
+    running = serve(options=Options(api_key="s3cret", admin_key="r00t"))
+    for given in (None, "Bearer s3cret", "Bearer ", "Bearer r00", "Bearer r00tt", "r00t", "Basic r00t"):
+        headers: dict[str, str] = {} if given is None else {"Authorization": given}
+        answer = running.ask("POST", "/control/health", None, headers)
+        assert answer.status == 401
+        assert "the admin key" in answer.json["error"]["message"]
+    assert running.backend.asked == []
+    assert running.ask("GET", "/v1/models", None, ROOT).status == 401
+    assert running.ask("GET", "/control/health", None, ROOT).status == 405
+    assert running.ask("POST", "/control/health", None, ROOT).status == 200
+
+
+@pytest.mark.parametrize(
+    "op", ["a" * 65, "Health", "a-b", "a/b", "a.b", "%61", "a%00", "%C3%A9", "a b", "a%0A"]
+)
+def test_an_operation_with_no_plain_name_is_a_400(serve: Serve, op: str) -> None:
+    running = serve(options=Options(admin_key="r00t"))
+    answer = running.ask("POST", "/control/" + op.replace(" ", "%20"), None, ROOT)
+    assert answer.status == 400
+    assert "1 to 64 of a-z, 0-9 and _" in answer.json["error"]["message"]
+    assert running.backend.asked == []
+
+
+def test_an_operation_that_is_refused_or_not_answered_says_so(serve: Serve) -> None:
+    running = serve(options=Options(admin_key="r00t"))
+    for refusal, status, words in (
+        (Answered(409, "busy", "requests are running"), 409, "requests are running"),
+        (Answered(7, "odd", "a status that is none"), 500, "a status that is none"),
+        (Unavailable("no scheduler is attached"), 503, "no scheduler"),
+        (None, 504, "has not answered flush_cache within 60 s"),
+    ):
+        running.backend.answer = refusal
+        answer = running.ask("POST", "/control/flush_cache", None, ROOT)
+        assert answer.status == status
+        assert words in answer.json["error"]["message"]
+    asked = len(running.backend.asked)
+    answer = running.ask("POST", "/control/flush_cache", b"x" * ((1 << 20) + 1), ROOT)
+    assert answer.status == 413
+    assert "1048576" in answer.json["error"]["message"]
+    assert len(running.backend.asked) == asked

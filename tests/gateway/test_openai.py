@@ -196,12 +196,76 @@ def test_log_probabilities_come_in_each_endpoints_shape(client: openai.OpenAI, r
     assert [top.token for top in entry.top_logprobs] == ["é", "b"]
 
 
+def pieces(played: Played) -> None:
+    """ " é!" in four tokens, the é in two of them, and the prompt's own tokens."""
+
+    def packed(kind: str, *values: float) -> bytes:
+        return np.array(values, dtype=kind).tobytes()
+
+    def columns(token: int, text: str, *prompt: int) -> Columns:
+        known = {token: text, 20: "h", 21: "i", 1: "<s>"}
+        asked = None
+        if prompt:
+            values = (float("nan"), *(-1.0 for _ in prompt[1:]))
+            asked = Flat(packed("<f4", *values), packed("<i4", *prompt))
+        return Columns(Flat(packed("<f4", -0.5), packed("<i4", token)), asked, texts=known)
+
+    played.say(" ", columns=columns(6, " ", 1, 20, 21))
+    played.say("", columns=columns(7, "\ufffd"))
+    played.say("é", columns=columns(8, "\ufffd"))
+    played.say("!", columns=columns(9, "!"))
+    played.end("")
+
+
+def test_offsets_are_places_in_the_text_behind_the_echo(client: openai.OpenAI, running: Running) -> None:
+    running.backend.script = pieces
+    running.backend.table = {7: b"\xc3", 8: b"\xa9"}
+    plain = client.completions.create(model="m", prompt="hi", logprobs=0).choices[0]
+    assert plain.logprobs is not None
+    assert plain.logprobs.text_offset == [0, 1, 1, 2]
+    assert running.stream().prompt.logprobs.logprob_start_len == -1
+    done = client.completions.create(model="m", prompt="hi", logprobs=0, echo=True).choices[0]
+    assert running.stream(1).prompt.logprobs.logprob_start_len == 0
+    told = done.logprobs
+    assert told is not None
+    assert told.text_offset is not None
+    assert done.text == "hi é!"
+    assert told.tokens == ["<s>", "h", "i", " ", "\ufffd", "\ufffd", "!"]
+    assert told.text_offset == [0, 0, 1, 2, 3, 3, 4]
+    assert told.token_logprobs == [None, -1.0, -1.0, -0.5, -0.5, -0.5, -0.5]
+    tokens, offsets, text = [], [], ""
+    for chunk in client.completions.create(model="m", prompt="hi", logprobs=0, echo=True, stream=True):
+        for choice in chunk.choices:
+            text += choice.text
+            if choice.logprobs is not None:
+                tokens += choice.logprobs.tokens or []
+                offsets += choice.logprobs.text_offset or []
+    assert (text, tokens, offsets) == (done.text, told.tokens, told.text_offset)
+
+
+def test_a_piece_of_a_character_shows_its_own_bytes_or_none(client: openai.OpenAI, running: Running) -> None:
+    running.backend.script = pieces
+    for table, shown in (({7: b"\xc3", 8: b"\xa9"}, [[0xC3], [0xA9]]), ({}, [None, None])):
+        running.backend.table = table
+        asked = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
+        chat = running.ask("POST", "/v1/chat/completions", asked).json
+        content = chat["choices"][0]["logprobs"]["content"]
+        assert [entry["bytes"] for entry in content] == [[0x20], *shown, [0x21]]
+        *events, _ = running.ask("POST", "/v1/chat/completions", {**asked, "stream": True}).events
+        streamed = [event["choices"][0]["logprobs"] for event in events]
+        assert [entry["bytes"] for one in streamed if one for entry in one["content"]] == [
+            [0x20],
+            *shown,
+            [0x21],
+        ]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
         ("completions", {"model": "m"}, "prompt"),
-        ("completions", {"prompt": 5}, "text" if False else "input_ids"),
-        ("completions", {"prompt": "x", "max_tokens": -2}, "max_new_tokens"),
+        ("completions", {"prompt": 5}, "prompt"),
+        ("completions", {"prompt": "x", "max_tokens": -2}, "max_tokens"),
         ("completions", {"prompt": "x", "n": 2}, "n"),
         ("completions", {"prompt": "x", "logprobs": 1000}, "logprobs"),
         ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
@@ -238,6 +302,67 @@ def test_what_is_wrong_is_a_400_in_openais_shape(
     assert set(error) == {"object", "message", "type", "param", "code"}
     assert field in error["message"]
     assert running.backend.streams == []
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("completions", {"prompt": "x", "max_tokens": -2}, "max_tokens", "at least 0"),
+        ("completions", {"prompt": "x", "max_tokens": "many"}, "max_tokens", "integer"),
+        ("completions", {"prompt": "x", "max_tokens": 9, "min_tokens": 10}, "min_tokens", "[0, max_tokens]"),
+        ("completions", {"prompt": "x", "seed": 2**70}, "seed", "64-bit"),
+        ("completions", {"prompt": "x", "stop_regex": ["ok", "("]}, "stop_regex[1]", "compile"),
+        ("completions", {"prompt": "x", "logit_bias": {"5": "a"}}, "logit_bias[5]", "number"),
+        ("completions", {"prompt": True}, "prompt", "a string"),
+        ("completions", {"prompt": []}, "prompt", "token ids"),
+        ("completions", {"prompt": ["a", 5]}, "prompt[1]", "string"),
+        ("completions", {"prompt": [5, "a"]}, "prompt[1]", "token id"),
+        ("completions", {"prompt": [[5], [99999]]}, "prompt[1][0]", "token id"),
+        ("completions", {"prompt": "x", "regex": "a", "ebnf": "b"}, "ebnf", "at most one of"),
+        ("completions", {"prompt": "x", "logprobs": 21}, "logprobs", "[0, 20]"),
+        ("chat/completions", {"messages": HI, "max_tokens": -1}, "max_tokens", "at least 0"),
+        ("chat/completions", {"messages": HI, "max_completion_tokens": -1}, "max_completion_tokens", "0"),
+        (
+            "chat/completions",
+            {"messages": HI, "max_completion_tokens": 3, "max_tokens": 9, "min_tokens": 4},
+            "min_tokens",
+            "[0, max_completion_tokens]",
+        ),
+        ("chat/completions", {"messages": HI, "top_logprobs": 99, "logprobs": True}, "top_logprobs", "20"),
+        (
+            "chat/completions",
+            {"messages": HI, "regex": "a", "response_format": {"type": "json_object"}},
+            "regex",
+            "response_format, regex",
+        ),
+    ],
+)
+def test_an_error_names_the_field_that_the_client_sent(
+    running: Running, path: str, body: dict[str, object], param: str, words: str
+) -> None:
+    error = running.ask("POST", f"/v1/{path}", body).json["error"]
+    assert error["code"] == 400
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+    assert words in error["message"]
+    unknown = (
+        "sampling_params",
+        "max_new_tokens",
+        "min_new_tokens",
+        "sampling_seed",
+        "input_ids",
+        "top_logprobs_num",
+    )
+    assert not [name for name in unknown if name in error["message"]]
+
+
+def test_what_the_client_wrote_is_shown_as_it_wrote_it(running: Running) -> None:
+    for wrote in ("max_new_tokens", "it's input_ids (", 'a "sampling_seed" ('):
+        answer = running.ask("POST", "/v1/completions", {"prompt": "x", "stop_regex": wrote + "("})
+        assert repr(wrote + "(") in answer.json["error"]["message"]
 
 
 def test_a_model_without_a_template_says_so(serve: Serve) -> None:

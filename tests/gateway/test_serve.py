@@ -60,10 +60,12 @@ class Served:
         self.port = int(found[1])
         self.here = Instance.attach(self.instance)
 
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body))
+            connection.request(method, path, None if body is None else json.dumps(body), headers or {})
             response = connection.getresponse()
             return response.status, response.read()
         finally:
@@ -87,14 +89,9 @@ class Served:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     running = Served(
-        "--gateways",
-        "2",
-        "--shards",
-        "1",
-        "--heartbeat-limit",
-        "9",
-        "--steps-per-second",
-        "500",
+        *("--gateways", "2", "--readers", "3", "--shards", "1", "--steps-per-second", "500"),
+        *("--context-length", "200001", "--served-model-name", "team/replay", "--admin-key", "r00t"),
+        *("--heartbeat-limit", "9"),
     )
     yield running
     assert running.stop() == 0
@@ -145,7 +142,7 @@ def test_the_official_client_streams_a_completion_and_a_chat(served: Served, tru
     with openai.OpenAI(
         base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none", max_retries=0
     ) as client:
-        assert [model.id for model in client.models.list()] == ["outfeed"]
+        assert [model.id for model in client.models.list()] == ["team/replay"]
         chunks = client.completions.create(
             model="outfeed", prompt="hello", max_tokens=40, stream=True, extra_body={"rid": "completion"}
         )
@@ -160,17 +157,69 @@ def test_the_official_client_streams_a_completion_and_a_chat(served: Served, tru
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chat) == truth("chat", 40)
 
 
+def test_offsets_and_bytes_of_tokens_add_up_to_the_text(served: Served) -> None:
+    """In every script there is, where many tokens are pieces of characters."""
+    pieces = 0
+    for number in range(6):
+        asked = {"prompt": "hello", "max_tokens": 200, "logprobs": 1, "rid": f"bytes-{number}"}
+        for echo in ("", "hello"):
+            status, body = served.ask("POST", "/v1/completions", asked | {"echo": bool(echo)})
+            assert status == 200
+            choice = json.loads(body)["choices"][0]
+            text, told = choice["text"], choice["logprobs"]
+            placed = [
+                (token, offset)
+                for token, offset in zip(told["tokens"], told["text_offset"], strict=True)
+                if "\ufffd" not in token
+            ]
+            assert all(text[offset:].startswith(token) for token, offset in placed)
+            assert told["text_offset"][-200] == len(echo)
+            assert told["text_offset"] == sorted(told["text_offset"])
+        message = {"messages": [{"role": "user", "content": "hello"}], "logprobs": True}
+        status, body = served.ask("POST", "/v1/chat/completions", {**message, "rid": f"bytes-{number}"})
+        assert status == 200
+        choice = json.loads(body)["choices"][0]
+        content = choice["logprobs"]["content"]
+        pieces += sum("\ufffd" in entry["token"] for entry in content)
+        whole = b"".join(bytes(entry["bytes"]) for entry in content)
+        assert whole.decode(errors="replace") == choice["message"]["content"]
+    assert pieces
+
+
 def test_health_is_a_real_round_trip(served: Served) -> None:
     assert served.ask("GET", "/health")[0] == 200
     assert served.ask("GET", "/health_generate")[0] == 200
 
 
+def test_operations_reach_the_scheduler_of_who_has_the_admin_key(served: Served) -> None:
+    root = {"Authorization": "Bearer r00t"}
+    assert served.ask("POST", "/control/health", headers=root) == (200, b'{"healthy":true}')
+    assert served.ask("POST", "/control/flush_cache", headers=root) == (200, b'{"success":true}')
+    status, body = served.ask("POST", "/control/nonsense", headers=root)
+    assert status == 400
+    assert "control operation 'nonsense' is unknown" in json.loads(body)["error"]["message"]
+    assert served.ask("POST", "/control/health")[0] == 401
+
+
+def test_one_key_for_clients_and_operations_is_refused() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--port", "0", "--shards", "1"]
+    command += ["--instance", f"t-serve-{os.getpid()}-{next(NUMBERS)}", "--api-key", "k", "--admin-key", "k"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2
+    assert "clients must not have it" in done.stderr
+
+
 def test_information_and_metrics_come_from_the_instance(served: Served) -> None:
     info = json.loads(served.ask("GET", "/server_info")[1])
+    assert (info["model"], info["context_length"]) == ("team/replay", 200_001)
+    assert info["vocab_size"] > 100_000
+    (model,) = json.loads(served.ask("GET", "/v1/models")[1])["data"]
+    assert (model["id"], model["max_model_len"]) == ("team/replay", 200_001)
     assert info["instance"]["instance"] == served.instance
     assert {process["role"] for process in info["processes"]} == {"launcher", "scheduler", "shard", "reader"}
     text = served.ask("GET", "/metrics")[1].decode()
-    assert 'outfeed_ring_depth_bytes{ring="egress",lane="0"}' in text
+    for reader in (0, 1):
+        assert f'outfeed_ring_depth_bytes{{ring="egress",lane="0",reader="{reader}"}}' in text
     assert 'outfeed_restarts_total{role="shard",index="0"} 0' in text
     assert 'outfeed_stopped_total{role="shard",index="0"} 0' in text
     assert 'outfeed_stale_rows_total{role="scheduler",index="0"}' in text
@@ -206,6 +255,50 @@ def test_a_scrape_counts_every_gateways_tokens(served: Served) -> None:
     assert generated() == before + 40
 
 
+def metrics(served: Served) -> dict[str, tuple[str, dict[str, float]]]:
+    """Each metric's type, and its values by their labels; a histogram's by what they are, too."""
+    text = served.ask("GET", "/metrics")[1].decode()
+    found: dict[str, tuple[str, dict[str, float]]] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            values: dict[str, float] = {}
+            found[name] = kind, values
+        elif not line.startswith("#"):
+            key, _, value = line.rpartition(" ")
+            assert key.startswith(name)
+            values[key.removeprefix(name)] = float(value)
+    return found
+
+
+def test_no_count_falls_whichever_gateway_is_scraped(served: Served) -> None:
+    """Prometheus takes a counter that falls for one that began anew."""
+    for number in range(6):
+        assert served.ask("POST", "/generate", ask(f"falls-{number}", 3))[0] == 200
+    before = metrics(served)
+    for _ in range(12):
+        now = metrics(served)
+        for name, (kind, values) in before.items():
+            if kind != "gauge":
+                fallen = [key for key, value in values.items() if now[name][1].get(key, -1.0) < value]
+                assert not fallen, name
+            else:
+                assert now[name][1].keys() == values.keys()
+        before = now
+
+
+def test_the_page_lists_every_metric_with_its_labels(served: Served) -> None:
+    page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(outfeed_\w+)` \| (\w+) \|([^|]*)\|", page, re.M)
+    told = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    served.ask("GET", "/health")  # so that there is an answer to count
+    shown = {
+        name: (kind, {label for key in values for label in re.findall(r'(\w+)="', key)} - {"le"})
+        for name, (kind, values) in metrics(served).items()
+    }
+    assert told == shown
+
+
 def test_two_hundred_clients_that_drop_become_two_hundred_aborts(served: Served) -> None:
     eventually(lambda: served.live() == 0, "nothing live")
     before = served.aborts()
@@ -226,6 +319,26 @@ def test_two_hundred_clients_that_drop_become_two_hundred_aborts(served: Served)
     assert served.aborts() - before == 200
 
 
+def test_a_gateways_log_names_it_as_top_and_metrics_do() -> None:
+    running = Served("--shards", "1", "--gateways", "2")
+    # It logs a message that is none of a gateway's.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(b"nonsense", f"\0outfeed-{running.instance}.gateway1".encode())
+    assert running.process.stdout is not None
+
+    def logged() -> bool:
+        assert running.process.stdout is not None
+        if select.select([running.process.stdout], [], [], 0)[0]:
+            running.said += os.read(running.process.stdout.fileno(), 65536).decode()
+        return "dropped a message" in running.said
+
+    eventually(logged, "a log line")
+    (line,) = (line for line in running.said.splitlines() if "dropped a message" in line)
+    assert " process=reader1 " in line
+    assert 'role="reader",index="1"' in running.ask("GET", "/metrics")[1].decode()
+    assert running.stop() == 0
+
+
 def test_a_gateway_that_is_killed_comes_back(served: Served) -> None:
     before = [row.owner for row in served.here.board.rows(Role.READER)]
     assert before[1] is not None
@@ -239,6 +352,32 @@ def test_a_gateway_that_is_killed_comes_back(served: Served) -> None:
     assert served.here.board.row(Role.READER, 0).owner == before[0]
     for _ in range(10):
         assert served.ask("GET", "/health_generate")[0] == 200
+
+
+def test_one_more_gateway_joins_on_the_same_port(served: Served) -> None:
+    command = [sys.executable, "-m", "outfeed.gateway.server", "--instance", served.instance]
+    joined = subprocess.Popen(
+        [*command, "--port", str(served.port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert joined.stdout is not None
+    assert f"gateway 2 of '{served.instance}' serves on" in joined.stdout.readline()
+
+    def answers() -> bool:
+        """It is its turn now and then."""
+        served.ask("GET", "/health_generate")
+        return served.here.board.row(Role.READER, 2).get("rows") > 0
+
+    eventually(answers, "a connection to the one that joined")
+    full = subprocess.run(
+        [*command, "--port", "0"], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert full.returncode == 2
+    assert "every reader of instance" in full.stderr
+    assert f"2 by pid {joined.pid}" in full.stderr
+    assert "--readers 4" in full.stderr
+    joined.send_signal(signal.SIGINT)
+    assert joined.wait(LIMIT_S) == 0
+    joined.communicate()
 
 
 def test_a_port_in_use_is_said_before_anything_starts(served: Served) -> None:
@@ -257,7 +396,7 @@ def test_a_port_in_use_is_said_before_anything_starts(served: Served) -> None:
 
 def test_the_instance_is_what_the_options_said(served: Served) -> None:
     config = served.here.config
-    assert (config.readers, config.shards, config.ranks, config.heartbeat_limit_s) == (2, 1, 1, 9.0)
+    assert (config.readers, config.shards, config.ranks, config.heartbeat_limit_s) == (3, 1, 1, 9.0)
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "99999", "http"])

@@ -73,6 +73,24 @@ def test_a_silent_one_is_waited_for_only_so_long() -> None:
     asyncio.run(run())
 
 
+def test_one_that_is_late_is_taken_at_its_last_word_until_it_ends() -> None:
+    name = instance()
+
+    async def run() -> None:
+        asking, late = Gateway(name, 0, 2), Gateway(name, 1, 2)
+        asking.siblings.start()
+        late.siblings.start()
+        assert await asking.siblings.states() == [b"state 1"]
+        asyncio.get_running_loop().remove_reader(late.siblings._socket)  # busy with something else
+        for _ in range(2):
+            assert await asking.siblings.states() == [b"state 1"]
+        late.siblings.close()
+        assert await asking.siblings.states() == []
+        asking.siblings.close()
+
+    asyncio.run(run())
+
+
 def test_nonsense_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     name = instance()
 

@@ -2,11 +2,19 @@
 
 import json
 import math
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 from outfeed.ingress.errors import BadRequest, show
-from outfeed.ingress.fields import CHECKS, MAX_CUSTOM_CHARACTERS, MAX_CUSTOM_KEY_CHARACTERS, MAX_GRAMMAR_BYTES
+from outfeed.ingress.fields import (
+    CHECKS,
+    MAX_CUSTOM_CHARACTERS,
+    MAX_CUSTOM_KEY_CHARACTERS,
+    MAX_F32,
+    MAX_GRAMMAR_BYTES,
+)
 from outfeed.ingress.sampling import INTERNAL, TOP_K_ALL, SamplingParams, parse_each
 
 VOCAB = 1000
@@ -141,13 +149,13 @@ def test_an_unknown_field_is_named_with_the_known_ones() -> None:
 
 RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("max_new_tokens", [0, 1, 10**9], [-1]),
-    ("temperature", [0, 1e-6, 2.5, 100], [-0.1]),
-    ("top_p", [1e-9, 1, 1.0], [0, 0.0, -0.0, 1.0001, -1]),
+    ("temperature", [0, 1e-6, 2.5, 100, 3.4e38], [-0.1, 3.5e38, 1e300, 10**300]),
+    ("top_p", [1e-9, 2e-38, 1, 1.0], [0, 0.0, -0.0, 1e-38, 1e-50, 5e-324, 1.0001, -1]),
     ("top_k", [-1, 1, 999], [0, -2]),
     ("min_p", [0, 1, 0.5], [-1e-9, 1.1]),
     ("frequency_penalty", [-2, 2, 0.0], [-2.1, 2.1]),
     ("presence_penalty", [-2, 2, 0.0], [-2.1, 2.1]),
-    ("repetition_penalty", [1e-3, 2, 1], [0, 0.0, -1, 2.01]),
+    ("repetition_penalty", [1e-3, 2e-38, 2, 1], [0, 0.0, 1e-38, 1e-50, 5e-324, -1, 2.01]),
     ("min_new_tokens", [0, 128], [-1, 129]),
     ("n", [1], [0, 2, -1, 10**6]),
     ("beam_width", [1], [0, 2]),
@@ -164,6 +172,21 @@ def test_the_range_of_each_field(field: str, good: list[Any], bad: list[Any]) ->
         parse({field: value})
     for value in bad:
         assert field in refused({field: value}).field
+
+
+def test_what_is_taken_is_a_positive_finite_number_to_an_engine_too() -> None:
+    """Engines compute in f32, and some of them flush what is too small for a normal one to 0."""
+    least = 2.0**-126
+    edges = [2.0**-149, math.nextafter(least, 0), least, MAX_F32, math.nextafter(MAX_F32, math.inf)]
+    rng = random.Random(5)
+    for value in edges + [10 ** rng.uniform(-320, 308) for _ in range(300)]:
+        for field, most in (("temperature", MAX_F32), ("top_p", 1.0), ("repetition_penalty", 2.0)):
+            if (value >= least or field == "temperature") and value <= most:
+                assert np.finfo("f4").tiny <= np.float32(getattr(parse({field: value}), field)) < np.inf
+            elif value < least or field == "temperature":
+                assert "32-bit float" in refused({field: value}).message
+            else:
+                assert "32-bit float" not in refused({field: value}).message
 
 
 NUMBERS = [name for name in CHECKS if name not in ("stop", "stop_regex", "stop_token_ids")]

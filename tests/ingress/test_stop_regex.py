@@ -29,7 +29,7 @@ ADMITTED = [
 OVER_REJECTED = ["(?:foo|bar)+", r"END(?=\n)", r"(a)\1", r"a\Z", "a*b*"]
 
 
-def parse(pattern: str, **params: object) -> SamplingParams:
+def parse(pattern: object, **params: object) -> SamplingParams:
     return SamplingParams.parse({"stop_regex": pattern, **params}, vocab_size=VOCAB)
 
 
@@ -40,6 +40,23 @@ def test_refused_however_short_the_output(pattern: str) -> None:
             parse(pattern, max_new_tokens=limit)
         assert caught.value.status == 400
         assert caught.value.field.startswith("sampling_params.stop_regex[0]")
+
+
+@pytest.mark.parametrize("wrong", ["(a+)+b", "(", r"\w+.*\d+x"])
+@pytest.mark.parametrize(
+    "around",
+    [(0, 1), (1, 0), (3, 2), (31, 0)],
+    ids=lambda empty: f"{empty[0]} empty before, {empty[1]} behind",
+)
+def test_a_message_names_the_place_in_the_clients_own_list(wrong: str, around: tuple[int, int]) -> None:
+    """Empty patterns ask for nothing and are dropped; they count all the same."""
+    before, behind = around
+    for good in ("", "ok"):
+        patterns = [good] * before + [wrong] + [""] * behind
+        for _ in range(2):  # the second time its analysis is known
+            with pytest.raises(BadRequest) as caught:
+                parse(patterns, max_new_tokens=100_000)
+            assert caught.value.field == f"sampling_params.stop_regex[{before}]"
 
 
 @pytest.mark.parametrize("pattern", sorted({*ADMITTED, *OVER_REJECTED}))

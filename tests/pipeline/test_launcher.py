@@ -163,7 +163,10 @@ def test_options_survive_being_written_as_a_command_line() -> None:
     odd: dict[str, object] = {"tokenizer": "a b"}
     for action in parser._actions:
         if action.dest not in ("help", "tokenizer"):
-            odd[action.dest] = action.default * 2
+            default = action.default
+            odd[action.dest] = (
+                "a file" if default is None else not default if default is False else default * 2
+            )
     assert vars(parser.parse_args(instance_options(argparse.Namespace(**odd)))) == odd
 
 

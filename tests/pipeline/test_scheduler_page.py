@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from outfeed.gateway.front import Front
+from outfeed.ingress.errors import Refused
 from outfeed.ring.board import Role
 from outfeed.ring.frames import TAG_OF, Generate, encode
 from outfeed.ring.instance import Instance, leftovers
@@ -95,6 +96,8 @@ def test_the_page_has_a_complete_scheduler_in_under_60_lines(served: str, small_
         async with endless:
             await anext(endless.source)  # leaving it aborts it
         assert await front.control("health") == b'{"success":true}'
+        with pytest.raises(Refused, match="'dance' is unknown: use health"):
+            await front.control("dance")
 
     with Front.attach(served) as front:
         asyncio.run(ask(front))

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from tokenizers import Tokenizer
 
 from .conftest import WITH_TABLE
 from .driver import Driver
+from .tokenizers_here import TEXT, deepseek
 
 Tables = Callable[[str], TokenTable]
 NUMBERS = itertools.count()
@@ -237,3 +239,46 @@ def test_a_decoder_without_table_loads_its_tokenizer(table_of: Tables) -> None:
     made = table_of("ctc")
     assert made.fallback
     assert Decoder(made).token_text(2) == "a"
+
+
+# ---- a token's own bytes
+
+
+def test_the_bytes_of_a_texts_tokens_are_the_texts() -> None:
+    made = TokenTable.compile(deepseek())
+    tokenizer = Tokenizer.from_file(str(deepseek()))
+    for text in [*TEXT, "𓀀𓁨 half a hieroglyph is no character"]:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert b"".join(made.bytes_of(token) or b"" for token in ids) == text.encode()
+
+
+@pytest.mark.parametrize("which", WITH_TABLE)
+def test_every_token_has_bytes_and_nothing_else_has(
+    which: str, table_of: Tables, tokenizer_of: Callable[[str], Tokenizer], name: str
+) -> None:
+    tokenizer = tokenizer_of(which)
+    shared = table_of(which).share(name)
+    copied = TokenTable.read(name)
+    decoder = Decoder(copied)
+    vocab = max(tokenizer.get_vocab().values()) + 1
+    for token in [*range(vocab), -1, vocab, 1 << 30]:
+        found = copied.bytes_of(token)
+        assert found == shared.bytes_of(token)
+        if token < 0 or tokenizer.id_to_token(token) is None:
+            assert found is None
+        else:
+            assert found is not None
+            assert found.decode(errors="replace").lstrip(" ") == decoder.token_text(token).lstrip(" ")
+
+
+def test_a_damaged_table_has_no_bytes_outside_itself(table_of: Tables) -> None:
+    good = table_of(WITH_TABLE[0])
+    rng = random.Random(3)
+    for _ in range(200):
+        raw = bytearray(good.buffer)
+        for _ in range(200):
+            raw[rng.randrange(64, len(raw))] = rng.randrange(256)
+        damaged = TokenTable(bytes(raw), good.meta)
+        for token in range(0, good.meta.vocab, 7):
+            found = damaged.bytes_of(token)
+            assert found is None or len(found) <= len(raw)
