@@ -186,7 +186,8 @@ class Decoder:
             self._wants_texts.add(route)
         if self._tokenizer:
             ids = np.frombuffer(prompt, "<i4").tolist()
-            self._streams[route] = self._tokenizer.stream(options.skip_special_tokens, ids)
+            whole = prompt_tokens <= len(ids)
+            self._streams[route] = self._tokenizer.stream(options.skip_special_tokens, ids, whole)
 
     def _make_text(self, columns: Columns, shard: int, reader: int, finishes: list[Finish]) -> Ready:
         """Make every token's text, and what ending rows still held, with the tokenizer."""
