@@ -192,20 +192,19 @@ class Decoder:
     def _make_text(self, columns: Columns, shard: int, reader: int, finishes: list[Finish]) -> Ready:
         """Make every token's text, and what ending rows still held, with the tokenizer."""
         routes, counts, ids = columns[0].tolist(), columns[2].tolist(), columns[4].tolist()
-        if len(set(routes)) != len(routes):
-            raise ValueError("a step with two rows of one request")
-        keep = self._kernel.plan(columns, shard, reader, finishes).tolist()
+        planned = self._kernel.plan(columns, shard, reader, finishes).tolist()
         ending = {finish.row for finish in finishes}
         parts, tails, at = [], [], 0
-        for row, route in enumerate(routes):
-            stream = self._streams.get(route) if keep[row] or row in ending else None
-            if stream is not None and (keep[row] or self.knows(route)):
-                parts += [stream.add(token).encode() for token in ids[at : at + keep[row]]]
-                parts += [b""] * (counts[row] - keep[row])
-                tails.append(stream.flush().encode() if row in ending else b"")
+        for row, (route, keep) in enumerate(zip(routes, planned, strict=True)):
+            tail = b""
+            if keep != kernel.DROPPED:
+                stream = self._streams[route]
+                parts += [stream.add(token).encode() for token in ids[at : at + keep]]
+                parts += [b""] * (counts[row] - keep)
+                tail = stream.flush().encode() if row in ending else b""
             else:
                 parts += [b""] * counts[row]
-                tails.append(b"")
+            tails.append(tail)
             at += counts[row]
         return _ready(parts, tails, counts)
 

@@ -127,7 +127,9 @@ int ofs_forget(ofs_shard *shard, uint64_t route);
 void ofs_end(ofs_shard *shard, uint64_t route);
 
 /* For each row of shard `number` and `reader`, how many of its ids are to be decoded: all, or without the
- * matched stop tokens; 0 for rows that ofs_decode would drop. Changes nothing. `finishes` may be NULL. */
+ * matched stop tokens; OFS_DROPPED for rows that ofs_decode would drop. A request may have several rows.
+ * Changes no request. `finishes` may be NULL. */
+#define OFS_DROPPED 0xFFFFFFFF
 int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
              const ofs_finishes *finishes, uint32_t *keep);
 
