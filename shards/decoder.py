@@ -65,6 +65,7 @@ class Decoder:
         self._streams: dict[int, TextStream] = {}
         self._watches: dict[int, PatternWatch] = {}
         self._detecting: dict[int, list[str]] = {}
+        self._patterns: dict[int, frozenset[str]] = {}  # route → stop patterns that are no stop strings, too
         self._wants_texts: set[int] = set()
         self._token_texts: dict[int, bytes] = {}
 
@@ -99,6 +100,7 @@ class Decoder:
         self._streams.pop(route, None)
         self._watches.pop(route, None)
         self._detecting.pop(route, None)
+        self._patterns.pop(route, None)
         self._wants_texts.discard(route)
         return self._kernel.forget(route)
 
@@ -129,7 +131,7 @@ class Decoder:
         would be alone; what a request's rows made comes out as one of at most `merge` bytes.
         """
         columns = (batch.routes, batch.first, batch.counts, batch.prompt_tokens, batch.ids)
-        finishes = _finishes(batch, shard, reader) if batch.finishes else []
+        finishes = self._finishes(batch, shard, reader) if batch.finishes else []
         ready = self._make_text(columns, shard, reader, finishes) if self._tokenizer else None
         step = self._kernel.decode(columns, shard, reader, finishes, ready, bool(self._watches), merge)
         rows = Decoded(step, batch.stamp_ns, _reasons(batch, step) if finishes else [])
@@ -182,12 +184,27 @@ class Decoder:
             self._detecting[route] = stops
         if watch is not None:
             self._watches[route] = watch
+        if patterns := frozenset(options.stop_regex).difference(options.stop):
+            self._patterns[route] = patterns
         if options.return_text_in_logprobs:
             self._wants_texts.add(route)
         if self._tokenizer:
             ids = np.frombuffer(prompt, "<i4").tolist()
             whole = prompt_tokens <= len(ids)
             self._streams[route] = self._tokenizer.stream(options.skip_special_tokens, ids, whole)
+
+    def _finishes(self, batch: Batch, shard: int, reader: int) -> list[Finish]:
+        """Say how the rows of this shard and reader end that do."""
+        made = []
+        for row, reason in batch.finishes:
+            route = int(batch.routes[row])
+            if shard_of(route) == shard and reader_of(route) == reader:
+                # A pattern's match stays in the text, which need not have the pattern's own letters in it.
+                matched = reason.matched
+                if isinstance(matched, str) and matched in self._patterns.get(route, ()):
+                    matched = None
+                made.append(Finish(row, *_trimmed(matched)))
+        return made
 
     def _make_text(self, columns: Columns, shard: int, reader: int, finishes: list[Finish]) -> Ready:
         """Make every token's text, and what ending rows still held, with the tokenizer."""
@@ -264,15 +281,6 @@ class Outcome(NamedTuple):
     """Requests that cannot go on; they have no row here."""
     other_readers: list[int]
     """Readers that have rows of this shard in the same step: decode it for them, too."""
-
-
-def _finishes(batch: Batch, shard: int, reader: int) -> list[Finish]:
-    made = []
-    for row, reason in batch.finishes:
-        route = int(batch.routes[row])
-        if shard_of(route) == shard and reader_of(route) == reader:
-            made.append(Finish(row, *_trimmed(reason.matched)))
-    return made
 
 
 def _trimmed(matched: int | str | list[int] | None) -> tuple[int, bytes]:
