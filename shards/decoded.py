@@ -56,24 +56,25 @@ class Decoded:
         self._batch.finishes, self._batch.ended = self.finishes, self.ended
         return self._batch
 
-    def cut(self, cuts: Iterable[tuple[int, int, int]]) -> None:
-        """Shorten rows: (row, ids kept, bytes of text kept)."""
+    def cut(self, cuts: Iterable[tuple[int, int, bytes]]) -> None:
+        """End rows at other places: (row, ids kept, its text)."""
         batch = self.batch()
         assert batch.text is not None
         assert batch.text_lens is not None
         ids_at = _starts(batch.counts)
-        text_at = _starts(batch.text_lens)
+        texts = [
+            batch.text[at : at + size]
+            for at, size in zip(_starts(batch.text_lens), batch.text_lens.tolist(), strict=True)
+        ]
         batch.counts, batch.generated = batch.counts.copy(), batch.generated.copy()
         batch.text_lens = batch.text_lens.copy()
-        for row, kept, size in cuts:
+        for row, kept, text in cuts:
             batch.counts[row] = batch.generated[row] = kept
-            batch.text_lens[row] = size
+            batch.text_lens[row], texts[row] = len(text), text
         batch.ids = np.concatenate(
             [batch.ids[at : at + size] for at, size in zip(ids_at, batch.counts.tolist(), strict=True)]
         )
-        batch.text = b"".join(
-            batch.text[at : at + size] for at, size in zip(text_at, batch.text_lens.tolist(), strict=True)
-        )
+        batch.text = b"".join(texts)
 
     def encode(self) -> list[Buffer]:
         """Return the egress frame's body, as parts for one lane write."""

@@ -23,7 +23,7 @@ from . import kernel
 from .decoded import Decoded
 from .fallback import TextStream, TokenizerText
 from .kernel import Columns, Failure, Finish, Kernel, Ready, Step
-from .patterns import PatternWatch
+from .patterns import PatternWatch, WatchedRow
 from .table import TokenTable, load_tokenizer
 
 MAX_I32 = (1 << 31) - 1
@@ -170,7 +170,9 @@ class Decoder:
         return self._tokenizer.token_text(token) if self._tokenizer else self._kernel.token_text(token)
 
     def _register(self, route: int, options: DecodeOptions, prompt: bytes, prompt_tokens: int) -> None:
-        watch = PatternWatch(options.stop_regex) if options.detect_stops and options.stop_regex else None
+        watch = None
+        if options.detect_stops and options.stop_regex:
+            watch = PatternWatch(options.stop_regex, options.no_stop_trim)
         stops = [stop for stop in options.stop if stop]
         flags = (
             (kernel.SKIP_SPECIAL if options.skip_special_tokens else 0)
@@ -250,27 +252,48 @@ class Decoder:
 
     def _watch(self, rows: Decoded, step: Step) -> None:
         """Look for stop patterns in the rows that have some; cut a row where one matched."""
-        text_at = np.cumsum(step.text_lens) - step.text_lens
-        token_at = np.cumsum(step.counts) - step.counts
-        cuts: list[tuple[int, int, int]] = []
-        for row, route in enumerate(step.routes.tolist()):
-            watch = self._watches.get(route)
-            if watch is None or not step.counts[row]:
-                continue
-            begin, size = int(text_at[row]), int(step.text_lens[row])
-            token, count = int(token_at[row]), int(step.counts[row])
-            raw = bytes(step.text[begin : begin + size])
-            # A token's text may be held back: it ends where the row's text ends, at most.
-            ends = [len(raw[:end].decode()) for end in step.token_ends[token : token + count].tolist()]
-            found = watch.search(raw.decode(), ends)
+        stops = {
+            row: self._detecting[int(step.routes[row])][string].encode("utf-8", "surrogatepass")
+            for row, string in step.stops
+        }
+        ending = {row for row, _ in rows.finishes}
+        ended: set[int] = set()
+        cuts: list[tuple[int, int, bytes]] = []
+        for watched in self._watched(step, stops):
+            if watched.route in ended:
+                continue  # a further row of a request that has just ended: the reader drops it
+            found = watched.search(watched.row in ending)
             if found is None:
                 continue
-            last, end, pattern = found
-            self._kernel.end(route)
-            rows.stop(row, pattern)
-            cuts.append((row, last + 1, len(raw.decode()[:end].encode())))
+            ended.add(watched.route)
+            self._kernel.end(watched.route)
+            rows.stop(watched.row, found.pattern)
+            cuts.append((watched.row, min(found.token + 1, len(watched.ends)), watched.upto(found.end)))
         if cuts:
             rows.cut(cuts)
+
+    def _watched(self, step: Step, stops: dict[int, bytes]) -> list[WatchedRow]:
+        """Return the rows of requests with patterns, in order, with text that was made and not sent, too.
+
+        `stops` are the stop strings that rows were found to end with.
+        """
+        text_at = (np.cumsum(step.text_lens) - step.text_lens).tolist()
+        token_at = (np.cumsum(step.counts) - step.counts).tolist()
+        made: list[WatchedRow] = []
+        behind: dict[int, bytes] = {}  # route → the text behind the row before
+        for row in reversed(range(step.rows)):
+            route = int(step.routes[row])
+            watch = self._watches.get(route)
+            if watch is None:
+                continue
+            sent = bytes(step.text[text_at[row] : text_at[row] + int(step.text_lens[row])])
+            rest, stop = behind.get(route), stops.get(row, b"")
+            if rest is None:
+                rest = b"" if watch.keeps_stops and stop else stop or self._kernel.held(route)
+            ends = step.token_ends[token_at[row] : token_at[row] + int(step.counts[row])].tolist()
+            made.append(WatchedRow(row, route, watch, sent + rest, len(sent), ends, len(stop)))
+            behind[route] = sent + rest
+        return made[::-1]
 
 
 class Outcome(NamedTuple):

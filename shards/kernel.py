@@ -141,6 +141,12 @@ class Kernel:
         """Let nothing more come out of a request."""
         lib.ofs_end(self._shard, route)
 
+    def held(self, route: int) -> bytes:
+        """Return the text that a request has made and not sent."""
+        size = ffi.new("uint32_t *")
+        held = lib.ofs_held(self._shard, route, size)
+        return bytes(ffi.buffer(held, size[0])) if size[0] else b""
+
     def plan(
         self,
         columns: Columns,

@@ -110,6 +110,9 @@ const ofs_step *ofs_result(const ofs_shard *shard);
 ofs_totals ofs_total(const ofs_shard *shard);
 int ofs_peek(const ofs_shard *shard, uint64_t route, ofs_look *look);
 
+/* The text that a request has made and not sent; NULL: none. Valid until the next call that takes the shard. */
+const uint8_t *ofs_held(const ofs_shard *shard, uint64_t route, uint32_t *len);
+
 /* Start a request. `stops` are end to end; the prompt's last ids are its context. OFS_TAKEN: it runs. */
 int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t *stops,
                  const uint32_t *stop_lens, uint32_t stop_count, const int32_t *prompt, uint32_t prompt_len,

@@ -55,6 +55,13 @@ int ofs_peek(const ofs_shard *shard, uint64_t route, ofs_look *look)
     return 1;
 }
 
+const uint8_t *ofs_held(const ofs_shard *shard, uint64_t route, uint32_t *len)
+{
+    slot *s = slots_find(&shard->slots, route);
+    *len = s && s->extra ? s->extra->held_len : 0;
+    return *len ? s->extra->held : NULL;
+}
+
 int ofs_forget(ofs_shard *shard, uint64_t route) { return slots_drop(&shard->slots, route); }
 
 void ofs_end(ofs_shard *shard, uint64_t route)
