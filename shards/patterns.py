@@ -137,41 +137,67 @@ class WatchedRow(NamedTuple):
 
 def _compile(pattern: str) -> Any:
     compiled = re.compile(pattern)
-    if re2 is not None and compiled.flags == re.UNICODE and _same_in_re2(parser.parse(pattern)):
-        options = re2.Options()
-        options.log_errors = False
-        try:
-            return re2.compile(pattern, options)
-        except re2.error:
-            return compiled
-    return compiled
+    if re2 is None or compiled.flags != re.UNICODE:
+        return compiled
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(_for_re2(parser.parse(pattern)), options)
+    except (_NotInRe2, re2.error):
+        return compiled
 
 
-def _same_in_re2(parsed: Any) -> bool:
-    """Whether a parsed pattern means the same in re2: literals, sets of literals, choices, repeats, groups.
+class _NotInRe2(Exception):
+    """This pattern means something else in re2, or nothing."""
 
-    Not so: \\d, \\w, \\s, \\b (ASCII there), $ (before a last newline, here), anchors,
-    look-around, references.
+
+def _for_re2(parsed: Any) -> str:
+    """Write a parsed pattern for re2, which reads some of Python's sources otherwise (`{,3}`, `[[:a:]]`).
+
+    What means the same there: literals, sets of literals, choices, repeats, groups. Not so: \\d, \\w, \\s,
+    \\b (ASCII there), $ (before a last newline, here), anchors, look-around, references, and repeats of what
+    can be empty (where the two go on looking in different ways).
     """
-    for code, value in parsed:
-        match code:
-            case op.LITERAL | op.NOT_LITERAL | op.ANY:
-                pass
-            case op.IN:
-                if any(kind not in (op.LITERAL, op.RANGE, op.NEGATE) for kind, _ in value):
-                    return False
-            case op.BRANCH:
-                if not all(_same_in_re2(branch) for branch in value[1]):
-                    return False
-            case op.SUBPATTERN:
-                if value[1] or value[2] or not _same_in_re2(value[3]):
-                    return False
-            case op.MAX_REPEAT | op.MIN_REPEAT:
-                low, high, inner = value
-                if low > MAX_REPEAT or (high != op.MAXREPEAT and high > MAX_REPEAT):
-                    return False
-                if not _same_in_re2(inner):
-                    return False
-            case _:
-                return False
-    return True
+    return "".join(_part_for_re2(code, value) for code, value in parsed)
+
+
+def _part_for_re2(code: Any, value: Any) -> str:
+    match code:
+        case op.LITERAL:
+            return _character(value)
+        case op.NOT_LITERAL:
+            return f"[^{_character(value)}]"
+        case op.ANY:
+            return r"[^\n]"
+        case op.IN:
+            return f"[{''.join(_in_set(kind, item) for kind, item in value)}]"
+        case op.BRANCH:
+            return f"(?:{'|'.join(_for_re2(branch) for branch in value[1])})"
+        case op.SUBPATTERN if not value[1] and not value[2]:
+            return f"(?:{_for_re2(value[3])})"
+        case op.MAX_REPEAT | op.MIN_REPEAT:
+            low, high, inner = value
+            return _repeat(low, high, inner, lazy=code is op.MIN_REPEAT)
+    raise _NotInRe2
+
+
+def _repeat(low: int, high: Any, inner: Any, lazy: bool) -> str:
+    if not inner.getwidth()[0] or low > MAX_REPEAT or (high != op.MAXREPEAT and high > MAX_REPEAT):
+        raise _NotInRe2
+    most = "" if high == op.MAXREPEAT else high
+    return f"(?:{_for_re2(inner)}){{{low},{most}}}{'?' if lazy else ''}"
+
+
+def _in_set(kind: Any, item: Any) -> str:
+    match kind:
+        case op.NEGATE:
+            return "^"
+        case op.LITERAL:
+            return _character(item)
+        case op.RANGE:
+            return f"{_character(item[0])}-{_character(item[1])}"
+    raise _NotInRe2
+
+
+def _character(code: int) -> str:
+    return f"\\x{{{code:X}}}"

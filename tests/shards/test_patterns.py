@@ -6,6 +6,7 @@ beginning is behind.
 
 import random
 import re
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions
+from outfeed.shards import patterns as under_test
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
@@ -56,7 +58,7 @@ PATTERNS = [
     "END",
     "foo",
     r"é.{0,3}日",
-    r"x{0,3}y",
+    r"x{,3}y",
     "a{40}[^a]?",
     r"(?i)ending",
 ]
@@ -173,3 +175,82 @@ def test_what_comes_out_only_at_the_end_is_searched(table_of: Tables, tokenizer_
     driver.step([(route, [])], {route: FinishReason.length(len(ids))})
     heard = driver.heard[route]
     assert (heard.text, heard.finish, heard.ids) == (b"the\n", FinishReason.stop(r"e\n"), ids)
+
+
+# ---- re2 in the place of re
+
+ATOMS = [
+    "a",
+    "b",
+    "é",
+    "👍",
+    ".",
+    "[ab]",
+    "[^a]",
+    r"[^\n]",
+    r"\n",
+    r"\.",
+    r"\x61",
+    r"[\]a]",
+    "[]a]",
+    "[a-]",
+    "]",
+    "}",
+]
+ODD = ["[[:alpha:]]", "[[:a]", "x{,", "a{", "{,2}", "[:b:]", "-", "#", " ", "/"]
+REPEATS = ["*", "+", "?", "*?", "+?", "??", "{2}", "{02}", "{1,2}", "{,2}", "{0,2}?", "{2,}", "{0}", "{1,}?"]
+
+
+@st.composite
+def any_pattern(draw: st.DrawFn, depth: int = 3) -> str:
+    kind = draw(st.integers(0, 5)) if depth else 0
+    if kind == 0:
+        return draw(st.sampled_from(ATOMS + ODD))
+    inner = draw(any_pattern(depth=depth - 1))
+    if kind == 1:
+        return f"(?:{inner}){draw(st.sampled_from(REPEATS))}"
+    other = draw(any_pattern(depth=depth - 1))
+    return {2: f"(?:{inner}|{other})", 3: f"({inner}|)", 4: f"(?P<n>{inner})" + other}.get(
+        kind, inner + other
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    pattern=any_pattern(), texts=st.lists(st.text("aab{,:}]l2é👍\n.-", max_size=9), min_size=4, max_size=8)
+)
+@example("x{,3}y", ["xxy", "x{,3}y"])
+@example("[[:alpha:]]", ["a", "a]"])
+@example("o{02}1", ["oo1", "o{02}1"])
+@example("(?:|a)+b", ["aab"])
+def test_a_pattern_means_what_re_says(pattern: str, texts: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of sets that may mean something else one day
+        try:
+            plain = re.compile(pattern)
+        except re.error:
+            return
+        compiled = under_test._compile(pattern)
+    for text in texts:
+        for begin in (0, 1):
+            want, got = plain.search(text, begin), compiled.search(text, begin)
+            assert (got and got.end()) == (want and want.end()), (pattern, text)
+
+
+def test_re2_searches_what_means_the_same_there() -> None:
+    for pattern in ("END", "(?:a|b)+[^c-é]x{,3}y", "[]a[:]+?", r"日本.\."):
+        assert not isinstance(under_test._compile(pattern), re.Pattern), pattern
+    for pattern in (
+        r"\d",
+        r"\bx",
+        "^x",
+        "x$",
+        "(?i)x",
+        "(?s:.)",
+        "(x)\\1",
+        "(?=x)",
+        "(?:a?)*",
+        "a{1001}",
+        "x++",
+    ):
+        assert isinstance(under_test._compile(pattern), re.Pattern), pattern
