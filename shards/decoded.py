@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..ring.batch import Batch, egress_header, encode_batch
-from ..ring.families import TokenTexts
+from ..ring.batch import U32, Batch, egress_header, encode_batch
+from ..ring.families import Family, TokenTexts, spans
 from ..ring.finish import FinishReason
 from ..ring.frames import Buffer
 from .kernel import Step
@@ -110,6 +110,20 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
     """Split an egress Batch in two, for a lane that cannot take it in one frame."""
     middle = batch.rows // 2
     return _part(batch, 0, middle), _part(batch, middle, batch.rows)
+
+
+def cut_positions(family: Family, most: U32) -> Family:
+    """Keep at most most[row] positions of each row of a family."""
+    kept = np.minimum(family.counts, most[family.rows])
+    of_row = np.repeat(np.arange(len(family.rows)), family.counts)
+    starts = np.cumsum(family.counts, dtype=np.int64) - family.counts
+    place = np.arange(len(of_row)) - starts[of_row]
+    positions = np.flatnonzero(place < kept[of_row])
+    entries, lengths = positions, None
+    if family.lengths is not None:
+        entries, lengths = spans(family.lengths, positions), family.lengths[positions]
+    assert family.ids is not None
+    return Family(family.rows, kept, family.values[entries], family.ids[entries], lengths)
 
 
 def _part(batch: Batch, begin: int, end: int) -> Batch:

@@ -7,26 +7,34 @@ makes each token's text here and the kernel does the rest (rows, stops, what is 
 Knows Batch and the registration messages; must not know rings or processes.
 """
 
+import hashlib
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..ring.batch import Batch
-from ..ring.families import TokenTexts, wanted_ids
+from ..ring.families import Kind, TokenTexts, wanted_ids
 from ..ring.finish import FinishReason
 from ..ring.frames import DecodeOptions, Register, Restore
 from ..ring.route import reader_of, shard_of
 from . import kernel
-from .decoded import Decoded
+from .decoded import Decoded, cut_positions
+from .errors import TokenizerFileError
 from .fallback import TextStream, TokenizerText
 from .kernel import Columns, Failure, Finish, Kernel, Ready, Step
 from .patterns import PatternWatch, WatchedRow
-from .table import TokenTable, load_tokenizer
+from .table import Meta, TokenTable, load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MAX_I32 = (1 << 31) - 1
+NO_LIMIT = np.iinfo(np.uint32).max
+# Families with a position for each of a row's tokens.
+OUTPUT = (Kind.OUTPUT_LOGPROBS, Kind.OUTPUT_TOP_LOGPROBS, Kind.OUTPUT_IDS_LOGPROBS)
 # Texts of single tokens that are kept for the next row that asks.
 TOKEN_TEXTS = 1 << 16
 
@@ -61,7 +69,7 @@ class Decoder:
         self._kernel = Kernel(None if table.fallback else table.buffer)
         self._tokenizer = tokenizer
         if table.fallback and tokenizer is None:
-            self._tokenizer = TokenizerText(load_tokenizer(table.meta.path)[0])
+            self._tokenizer = TokenizerText(_tokenizer_of(table.meta))
         self._streams: dict[int, TextStream] = {}
         self._watches: dict[int, PatternWatch] = {}
         self._detecting: dict[int, list[str]] = {}
@@ -233,6 +241,15 @@ class Decoder:
         families = [None if family is None else family.select(place) for family in batch.families]
         if not any(family is not None for family in families):
             return
+        # A row that was cut at a stop has no columns for the tokens behind it either.
+        assert rows.generated is not None
+        cut = rows.generated < batch.counts[step.source]
+        if cut.any():
+            most = np.where(cut, rows.generated, NO_LIMIT).astype(np.uint32)
+            families = [
+                cut_positions(family, most) if family and kind in OUTPUT else family
+                for kind, family in enumerate(families)
+            ]
         rows.families = families
         asked = [row for row, route in enumerate(step.routes.tolist()) if route in self._wants_texts]
         if not asked:
@@ -304,6 +321,17 @@ class Outcome(NamedTuple):
     """Requests that cannot go on; they have no row here."""
     other_readers: list[int]
     """Readers that have rows of this shard in the same step: decode it for them, too."""
+
+
+def _tokenizer_of(meta: Meta) -> "Tokenizer":
+    """Load the tokenizer that a table was made of, and no other: ids of one mean nothing in another."""
+    tokenizer, raw = load_tokenizer(meta.path)
+    if (found := hashlib.sha256(raw).hexdigest()) != meta.sha256:
+        raise TokenizerFileError(
+            f"{meta.path} has changed since this instance started (sha256 {found[:12]}…, it was "
+            f"{meta.sha256[:12]}…): put the file back, or start the instance again"
+        )
+    return tokenizer
 
 
 def _trimmed(matched: int | str | list[int] | None) -> tuple[int, bytes]:
