@@ -160,6 +160,8 @@ class Kernel:
         code = lib.ofs_plan(self._shard, self._rows, shard, reader, alive[1][0], ffi.from_buffer(_u32, keep))
         if code == lib.OFS_NO_MEMORY:
             raise MemoryError(f"no memory to order {len(keep)} rows")
+        if code == lib.OFS_TOO_MUCH:
+            raise ValueError(f"a step of {len(keep)} rows: at most 65536 where the tokenizer makes the text")
         if code:
             raise ValueError("counts add up to more than there are ids")
         return keep

@@ -105,3 +105,10 @@ def test_doubled_rows_and_rows_after_the_end_are_dropped(
     assert driver.heard[route].text == driver.heard[other].text
     assert driver.heard[route].text.decode() == tokenizer_of(name).decode(ids)
     assert driver.failures == []
+
+
+def test_more_rows_than_a_step_can_have_are_refused_by_name(table_of: Tables) -> None:
+    """A port sends no such step; whatever else wrote it is told, where text is planned row by row."""
+    driver = Driver(table_of("ctc"))
+    with pytest.raises(ValueError, match="a step of 65537 rows"):
+        driver.step([(driver.start(), [])] * 65537)
