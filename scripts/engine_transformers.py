@@ -97,12 +97,18 @@ class Running:
                 return FinishReason.stop(token)
             # In tokens: strings are measured in bytes, patterns in characters of at most 4 bytes each.
             reach = max(params["stop_str_max_len"], 4 * params["stop_regex_max_len"]) + 4
-            skip = params["skip_special_tokens"]
-            tail = tokenizer.decode(self.ids[-reach:], skip_special_tokens=skip) if self.patterns else ""
-            for stop, pattern in self.patterns:
-                if pattern.search(tail):
-                    return FinishReason.stop(stop)
+            if self.patterns and (stop := self.found(reach, tokenizer)) is not None:
+                return FinishReason.stop(stop)
         return FinishReason.length(len(self.ids)) if len(self.ids) >= self.limit else None
+
+    def found(self, reach: int, tokenizer: Any) -> str | None:
+        """Return the stop that is in the last `reach` tokens' text, if there is one."""
+        skip = self.request.sampling_params["skip_special_tokens"]
+        # As much again stands before it: `^`, `\b` and look-behinds must not take a middle for a beginning.
+        tail = tokenizer.decode(self.ids[-2 * reach :], skip_special_tokens=skip)
+        known = tokenizer.decode(self.ids[-2 * reach : -reach], skip_special_tokens=skip)
+        begin = next((k for k, (a, b) in enumerate(zip(known, tail, strict=False)) if a != b), len(known))
+        return next((stop for stop, pattern in self.patterns if pattern.search(tail, begin)), None)
 
 
 class Model:

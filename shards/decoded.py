@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..ring.batch import Batch, egress_header, encode_batch
-from ..ring.families import TokenTexts
+from ..ring.batch import U32, Batch, egress_header, encode_batch
+from ..ring.families import Family, TokenTexts, spans
 from ..ring.finish import FinishReason
 from ..ring.frames import Buffer
 from .kernel import Step
@@ -56,24 +56,25 @@ class Decoded:
         self._batch.finishes, self._batch.ended = self.finishes, self.ended
         return self._batch
 
-    def cut(self, cuts: Iterable[tuple[int, int, int]]) -> None:
-        """Shorten rows: (row, ids kept, bytes of text kept)."""
+    def cut(self, cuts: Iterable[tuple[int, int, bytes]]) -> None:
+        """End rows at other places: (row, ids kept, its text)."""
         batch = self.batch()
         assert batch.text is not None
         assert batch.text_lens is not None
         ids_at = _starts(batch.counts)
-        text_at = _starts(batch.text_lens)
+        texts = [
+            batch.text[at : at + size]
+            for at, size in zip(_starts(batch.text_lens), batch.text_lens.tolist(), strict=True)
+        ]
         batch.counts, batch.generated = batch.counts.copy(), batch.generated.copy()
         batch.text_lens = batch.text_lens.copy()
-        for row, kept, size in cuts:
+        for row, kept, text in cuts:
             batch.counts[row] = batch.generated[row] = kept
-            batch.text_lens[row] = size
+            batch.text_lens[row], texts[row] = len(text), text
         batch.ids = np.concatenate(
             [batch.ids[at : at + size] for at, size in zip(ids_at, batch.counts.tolist(), strict=True)]
         )
-        batch.text = b"".join(
-            batch.text[at : at + size] for at, size in zip(text_at, batch.text_lens.tolist(), strict=True)
-        )
+        batch.text = b"".join(texts)
 
     def encode(self) -> list[Buffer]:
         """Return the egress frame's body, as parts for one lane write."""
@@ -109,6 +110,20 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
     """Split an egress Batch in two, for a lane that cannot take it in one frame."""
     middle = batch.rows // 2
     return _part(batch, 0, middle), _part(batch, middle, batch.rows)
+
+
+def cut_positions(family: Family, most: U32) -> Family:
+    """Keep at most most[row] positions of each row of a family."""
+    kept = np.minimum(family.counts, most[family.rows])
+    of_row = np.repeat(np.arange(len(family.rows)), family.counts)
+    starts = np.cumsum(family.counts, dtype=np.int64) - family.counts
+    place = np.arange(len(of_row)) - starts[of_row]
+    positions = np.flatnonzero(place < kept[of_row])
+    entries, lengths = positions, None
+    if family.lengths is not None:
+        entries, lengths = spans(family.lengths, positions), family.lengths[positions]
+    assert family.ids is not None
+    return Family(family.rows, kept, family.values[entries], family.ids[entries], lengths)
 
 
 def _part(batch: Batch, begin: int, end: int) -> Batch:

@@ -7,26 +7,34 @@ makes each token's text here and the kernel does the rest (rows, stops, what is 
 Knows Batch and the registration messages; must not know rings or processes.
 """
 
+import hashlib
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..ring.batch import Batch
-from ..ring.families import TokenTexts, wanted_ids
+from ..ring.families import Kind, TokenTexts, wanted_ids
 from ..ring.finish import FinishReason
 from ..ring.frames import DecodeOptions, Register, Restore
 from ..ring.route import reader_of, shard_of
 from . import kernel
-from .decoded import Decoded
+from .decoded import Decoded, cut_positions
+from .errors import TokenizerFileError
 from .fallback import TextStream, TokenizerText
 from .kernel import Columns, Failure, Finish, Kernel, Ready, Step
-from .patterns import PatternWatch
-from .table import TokenTable, load_tokenizer
+from .patterns import PatternWatch, WatchedRow
+from .table import Meta, TokenTable, load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MAX_I32 = (1 << 31) - 1
+NO_LIMIT = np.iinfo(np.uint32).max
+# Families with a position for each of a row's tokens.
+OUTPUT = (Kind.OUTPUT_LOGPROBS, Kind.OUTPUT_TOP_LOGPROBS, Kind.OUTPUT_IDS_LOGPROBS)
 # Texts of single tokens that are kept for the next row that asks.
 TOKEN_TEXTS = 1 << 16
 
@@ -61,10 +69,11 @@ class Decoder:
         self._kernel = Kernel(None if table.fallback else table.buffer)
         self._tokenizer = tokenizer
         if table.fallback and tokenizer is None:
-            self._tokenizer = TokenizerText(load_tokenizer(table.meta.path)[0])
+            self._tokenizer = TokenizerText(_tokenizer_of(table.meta))
         self._streams: dict[int, TextStream] = {}
         self._watches: dict[int, PatternWatch] = {}
         self._detecting: dict[int, list[str]] = {}
+        self._patterns: dict[int, frozenset[str]] = {}  # route → stop patterns that are no stop strings, too
         self._wants_texts: set[int] = set()
         self._token_texts: dict[int, bytes] = {}
 
@@ -99,6 +108,7 @@ class Decoder:
         self._streams.pop(route, None)
         self._watches.pop(route, None)
         self._detecting.pop(route, None)
+        self._patterns.pop(route, None)
         self._wants_texts.discard(route)
         return self._kernel.forget(route)
 
@@ -129,7 +139,7 @@ class Decoder:
         would be alone; what a request's rows made comes out as one of at most `merge` bytes.
         """
         columns = (batch.routes, batch.first, batch.counts, batch.prompt_tokens, batch.ids)
-        finishes = _finishes(batch, shard, reader) if batch.finishes else []
+        finishes = self._finishes(batch, shard, reader) if batch.finishes else []
         ready = self._make_text(columns, shard, reader, finishes) if self._tokenizer else None
         step = self._kernel.decode(columns, shard, reader, finishes, ready, bool(self._watches), merge)
         rows = Decoded(step, batch.stamp_ns, _reasons(batch, step) if finishes else [])
@@ -168,7 +178,9 @@ class Decoder:
         return self._tokenizer.token_text(token) if self._tokenizer else self._kernel.token_text(token)
 
     def _register(self, route: int, options: DecodeOptions, prompt: bytes, prompt_tokens: int) -> None:
-        watch = PatternWatch(options.stop_regex) if options.detect_stops and options.stop_regex else None
+        watch = None
+        if options.detect_stops and options.stop_regex:
+            watch = PatternWatch(options.stop_regex, options.no_stop_trim)
         stops = [stop for stop in options.stop if stop]
         flags = (
             (kernel.SKIP_SPECIAL if options.skip_special_tokens else 0)
@@ -182,29 +194,44 @@ class Decoder:
             self._detecting[route] = stops
         if watch is not None:
             self._watches[route] = watch
+        if patterns := frozenset(options.stop_regex).difference(options.stop):
+            self._patterns[route] = patterns
         if options.return_text_in_logprobs:
             self._wants_texts.add(route)
         if self._tokenizer:
             ids = np.frombuffer(prompt, "<i4").tolist()
-            self._streams[route] = self._tokenizer.stream(options.skip_special_tokens, ids)
+            whole = prompt_tokens <= len(ids)
+            self._streams[route] = self._tokenizer.stream(options.skip_special_tokens, ids, whole)
+
+    def _finishes(self, batch: Batch, shard: int, reader: int) -> list[Finish]:
+        """Say how the rows of this shard and reader end that do."""
+        made = []
+        for row, reason in batch.finishes:
+            route = int(batch.routes[row])
+            if shard_of(route) == shard and reader_of(route) == reader:
+                # A pattern's match stays in the text, which need not have the pattern's own letters in it.
+                matched = reason.matched
+                if isinstance(matched, str) and matched in self._patterns.get(route, ()):
+                    matched = None
+                made.append(Finish(row, *_trimmed(matched)))
+        return made
 
     def _make_text(self, columns: Columns, shard: int, reader: int, finishes: list[Finish]) -> Ready:
         """Make every token's text, and what ending rows still held, with the tokenizer."""
         routes, counts, ids = columns[0].tolist(), columns[2].tolist(), columns[4].tolist()
-        if len(set(routes)) != len(routes):
-            raise ValueError("a step with two rows of one request")
-        keep = self._kernel.plan(columns, shard, reader, finishes).tolist()
+        planned = self._kernel.plan(columns, shard, reader, finishes).tolist()
         ending = {finish.row for finish in finishes}
         parts, tails, at = [], [], 0
-        for row, route in enumerate(routes):
-            stream = self._streams.get(route) if keep[row] or row in ending else None
-            if stream is not None and (keep[row] or self.knows(route)):
-                parts += [stream.add(token).encode() for token in ids[at : at + keep[row]]]
-                parts += [b""] * (counts[row] - keep[row])
-                tails.append(stream.flush().encode() if row in ending else b"")
+        for row, (route, keep) in enumerate(zip(routes, planned, strict=True)):
+            tail = b""
+            if keep != kernel.DROPPED:
+                stream = self._streams[route]
+                parts += [stream.add(token).encode() for token in ids[at : at + keep]]
+                parts += [b""] * (counts[row] - keep)
+                tail = stream.flush().encode() if row in ending else b""
             else:
                 parts += [b""] * counts[row]
-                tails.append(b"")
+            tails.append(tail)
             at += counts[row]
         return _ready(parts, tails, counts)
 
@@ -214,6 +241,15 @@ class Decoder:
         families = [None if family is None else family.select(place) for family in batch.families]
         if not any(family is not None for family in families):
             return
+        # A row that was cut at a stop has no columns for the tokens behind it either.
+        assert rows.generated is not None
+        cut = rows.generated < batch.counts[step.source]
+        if cut.any():
+            most = np.where(cut, rows.generated, NO_LIMIT).astype(np.uint32)
+            families = [
+                cut_positions(family, most) if family and kind in OUTPUT else family
+                for kind, family in enumerate(families)
+            ]
         rows.families = families
         asked = [row for row, route in enumerate(step.routes.tolist()) if route in self._wants_texts]
         if not asked:
@@ -233,27 +269,48 @@ class Decoder:
 
     def _watch(self, rows: Decoded, step: Step) -> None:
         """Look for stop patterns in the rows that have some; cut a row where one matched."""
-        text_at = np.cumsum(step.text_lens) - step.text_lens
-        token_at = np.cumsum(step.counts) - step.counts
-        cuts: list[tuple[int, int, int]] = []
-        for row, route in enumerate(step.routes.tolist()):
-            watch = self._watches.get(route)
-            if watch is None or not step.counts[row]:
-                continue
-            begin, size = int(text_at[row]), int(step.text_lens[row])
-            token, count = int(token_at[row]), int(step.counts[row])
-            raw = bytes(step.text[begin : begin + size])
-            # A token's text may be held back: it ends where the row's text ends, at most.
-            ends = [len(raw[:end].decode()) for end in step.token_ends[token : token + count].tolist()]
-            found = watch.search(raw.decode(), ends)
+        stops = {
+            row: self._detecting[int(step.routes[row])][string].encode("utf-8", "surrogatepass")
+            for row, string in step.stops
+        }
+        ending = {row for row, _ in rows.finishes}
+        ended: set[int] = set()
+        cuts: list[tuple[int, int, bytes]] = []
+        for watched in self._watched(step, stops):
+            if watched.route in ended:
+                continue  # a further row of a request that has just ended: the reader drops it
+            found = watched.search(watched.row in ending)
             if found is None:
                 continue
-            last, end, pattern = found
-            self._kernel.end(route)
-            rows.stop(row, pattern)
-            cuts.append((row, last + 1, len(raw.decode()[:end].encode())))
+            ended.add(watched.route)
+            self._kernel.end(watched.route)
+            rows.stop(watched.row, found.pattern)
+            cuts.append((watched.row, min(found.token + 1, len(watched.ends)), watched.upto(found.end)))
         if cuts:
             rows.cut(cuts)
+
+    def _watched(self, step: Step, stops: dict[int, bytes]) -> list[WatchedRow]:
+        """Return the rows of requests with patterns, in order, with text that was made and not sent, too.
+
+        `stops` are the stop strings that rows were found to end with.
+        """
+        text_at = (np.cumsum(step.text_lens) - step.text_lens).tolist()
+        token_at = (np.cumsum(step.counts) - step.counts).tolist()
+        made: list[WatchedRow] = []
+        behind: dict[int, bytes] = {}  # route → the text behind the row before
+        for row in reversed(range(step.rows)):
+            route = int(step.routes[row])
+            watch = self._watches.get(route)
+            if watch is None:
+                continue
+            sent = bytes(step.text[text_at[row] : text_at[row] + int(step.text_lens[row])])
+            rest, stop = behind.get(route), stops.get(row, b"")
+            if rest is None:
+                rest = b"" if watch.keeps_stops and stop else stop or self._kernel.held(route)
+            ends = step.token_ends[token_at[row] : token_at[row] + int(step.counts[row])].tolist()
+            made.append(WatchedRow(row, route, watch, sent + rest, len(sent), ends, len(stop)))
+            behind[route] = sent + rest
+        return made[::-1]
 
 
 class Outcome(NamedTuple):
@@ -266,13 +323,15 @@ class Outcome(NamedTuple):
     """Readers that have rows of this shard in the same step: decode it for them, too."""
 
 
-def _finishes(batch: Batch, shard: int, reader: int) -> list[Finish]:
-    made = []
-    for row, reason in batch.finishes:
-        route = int(batch.routes[row])
-        if shard_of(route) == shard and reader_of(route) == reader:
-            made.append(Finish(row, *_trimmed(reason.matched)))
-    return made
+def _tokenizer_of(meta: Meta) -> "Tokenizer":
+    """Load the tokenizer that a table was made of, and no other: ids of one mean nothing in another."""
+    tokenizer, raw = load_tokenizer(meta.path)
+    if (found := hashlib.sha256(raw).hexdigest()) != meta.sha256:
+        raise TokenizerFileError(
+            f"{meta.path} has changed since this instance started (sha256 {found[:12]}…, it was "
+            f"{meta.sha256[:12]}…): put the file back, or start the instance again"
+        )
+    return tokenizer
 
 
 def _trimmed(matched: int | str | list[int] | None) -> tuple[int, bytes]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .pipeline import BYTE_TOKEN
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -39,12 +41,35 @@ class TokenizerText:
         for content, token in vocab.items():
             if content in special:
                 self._plain[token] = False
+        bytes_of = {
+            token: int(match[1], 16) for s, token in vocab.items() if (match := BYTE_TOKEN.fullmatch(s))
+        }
+        self._inside = {token for token, byte in bytes_of.items() if 0x80 <= byte <= 0xBF}
         self.work = 0
         """Ids decoded so far: what the cost is linear in."""
 
-    def stream(self, skip_special: bool, prompt: list[int]) -> "TextStream":
-        """Return the text of a request that follows `prompt` (its last ids)."""
-        return TextStream(self, skip_special, prompt)
+    def stream(self, skip_special: bool, prompt: list[int], whole: bool = True) -> "TextStream":
+        """Return the text of a request that follows `prompt`: all of it, or (not `whole`) its last ids."""
+        return TextStream(self, skip_special, prompt, whole)
+
+    def last(self, ids: list[int], count: int, whole: bool = True) -> list[int]:
+        """Return the last `count` ids or a few less: none that end a character which began before them.
+
+        Byte fallback makes a run of byte tokens U+FFFD throughout when it begins inside a character.
+        """
+        start = max(0, len(ids) - count)
+        if start or not whole:
+            most = start + OPEN
+            while start < min(most, len(ids)) and ids[start] in self._inside:
+                start += 1
+        return ids[start:]
+
+    def with_beginning(self, ids: list[int], start: int) -> list[int]:
+        """Return ids from `start` on, with those before it that began a character which they end."""
+        least = max(0, start - OPEN)
+        while start > least and ids[start] in self._inside:
+            start -= 1
+        return ids[start:]
 
     def is_text(self, token: int, skip_special: bool) -> bool:
         """Whether an id reaches the decoder: known, and not skipped."""
@@ -72,13 +97,19 @@ class TokenizerText:
 class TextStream:
     """One request's text, token by token. What it returns depends on the ids alone, not on how they came."""
 
-    __slots__ = ("_context", "_pending", "_prefix", "_skip", "_text")
+    __slots__ = ("_context", "_pending", "_prefix", "_shorter", "_skip", "_text")
 
-    def __init__(self, text: TokenizerText, skip_special: bool, prompt: list[int]) -> None:
+    def __init__(self, text: TokenizerText, skip_special: bool, prompt: list[int], whole: bool) -> None:
         self._text = text
         self._skip = skip_special
-        self._context = [token for token in prompt if text.is_text(token, skip_special)][-MAX_CONTEXT:]
+        known = [token for token in prompt if text.is_text(token, skip_special)]
+        self._context = text.last(known, MAX_CONTEXT, whole)
         self._prefix = text.decode(self._context) if self._context else ""
+        # What the prompt says if its last ids only began a character: byte fallback has made U+FFFD of the
+        # characters before it, too.
+        self._shorter: list[str] = []
+        if self._prefix.endswith(REPLACEMENT):
+            self._shorter = [text.decode(self._context[:-k]) for k in range(1, OPEN + 1)]
         self._pending: list[int] = []
 
     def add(self, token: int) -> str:
@@ -115,11 +146,14 @@ class TextStream:
         return added
 
     def _advance(self, done: int) -> None:
-        head, self._pending = self._pending[:done], self._pending[done:]
+        past = self._context + self._pending[:done]
+        head = self._text.with_beginning(past, len(self._context))
+        self._pending = self._pending[done:]
+        self._shorter = []
         context = self._text.decode(head)
         if not context:
             # Tokens without text are no context: the next one would look like the text's first.
-            head = (self._context + head)[-MAX_CONTEXT:]
+            head = self._text.last(past, MAX_CONTEXT)
             context = self._text.decode(head)
         self._context, self._prefix = head, context
 
@@ -127,11 +161,9 @@ class TextStream:
         prefix = self._prefix
         if text.startswith(prefix):
             return text[len(prefix) :]
-        # The prompt ended inside a character that is whole now: the character is the output's.
-        whole = prefix.rstrip(REPLACEMENT)
-        if whole != prefix and text.startswith(whole):
-            return text[len(whole) :]
+        # The context ended inside a character that is whole now: the character is the output's, what stands
+        # before it is not.
         same = 0
         while same < min(len(text), len(prefix)) and text[same] == prefix[same]:
             same += 1
-        return text[same:]
+        return text[max([same, *(len(told) for told in self._shorter if text.startswith(told))]) :]

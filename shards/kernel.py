@@ -24,6 +24,8 @@ END_TOKENS: Final[int] = lib.OFS_END_TOKENS
 SKIP_SPECIAL: Final[int] = lib.OFS_SKIP_SPECIAL
 NO_STOP_TRIM: Final[int] = lib.OFS_NO_STOP_TRIM
 DETECT: Final[int] = lib.OFS_DETECT
+# What `plan` says of a row that is not to be decoded.
+DROPPED: Final[int] = lib.OFS_DROPPED
 
 _u8 = ffi.typeof("uint8_t[]")
 _u32 = ffi.typeof("uint32_t[]")
@@ -139,6 +141,12 @@ class Kernel:
         """Let nothing more come out of a request."""
         lib.ofs_end(self._shard, route)
 
+    def held(self, route: int) -> bytes:
+        """Return the text that a request has made and not sent."""
+        size = ffi.new("uint32_t *")
+        held = lib.ofs_held(self._shard, route, size)
+        return bytes(ffi.buffer(held, size[0])) if size[0] else b""
+
     def plan(
         self,
         columns: Columns,
@@ -146,10 +154,14 @@ class Kernel:
         reader: int,
         finishes: list[Finish],
     ) -> U32:
-        """Return how many ids of each row `decode` would decode (0 for rows it would drop)."""
+        """Return how many ids of each row `decode` would decode (DROPPED for rows it would drop)."""
         keep: U32 = np.zeros(len(columns[0]), dtype=np.uint32)
         alive = self._set_rows(columns), self._set_finishes(finishes)
         code = lib.ofs_plan(self._shard, self._rows, shard, reader, alive[1][0], ffi.from_buffer(_u32, keep))
+        if code == lib.OFS_NO_MEMORY:
+            raise MemoryError(f"no memory to order {len(keep)} rows")
+        if code == lib.OFS_TOO_MUCH:
+            raise ValueError(f"a step of {len(keep)} rows: at most 65536 where the tokenizer makes the text")
         if code:
             raise ValueError("counts add up to more than there are ids")
         return keep

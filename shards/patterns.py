@@ -8,7 +8,7 @@ bounds the cost. Knows text; must not know ids or rows.
 import re
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, NamedTuple
 
 try:
     import re2
@@ -17,91 +17,187 @@ except ImportError:  # pragma: no cover - the extra is installed wherever the te
 
 from .errors import BadRegistration
 
-# Characters of text that a search sees at most; a longer match is not found.
-WINDOW = 4096
-# What a look-behind may want to see before a match.
+# Characters of a match at most; a longer one may not be found.
+LONGEST = 4096
+# What a look-behind or an anchor may want to see before a match, and what a look-ahead sees behind it.
 BEFORE = 256
+BEHIND = 256
 # re2 refuses more.
 MAX_REPEAT = 1000
 
 
+class Found(NamedTuple):
+    """A match: the token with which it was complete, and its end in the text that was looked at."""
+
+    token: int
+    end: int
+    pattern: str
+
+
 class PatternWatch:
-    """One request's stop patterns, and the end of its text."""
+    """One request's stop patterns, and the end of its text.
 
-    __slots__ = ("_compiled", "_patterns", "_tail", "_window")
+    The text is all that the tokens have made, sent or held back. A search after a token may find what begins
+    within a match's length of the token's own text; what is before that is seen, but was searched before.
+    """
 
-    def __init__(self, patterns: list[str]) -> None:
+    __slots__ = ("_compiled", "_held", "_patterns", "_reach", "_tail", "keeps_stops")
+
+    def __init__(self, patterns: list[str], keeps_stops: bool = False) -> None:
+        self.keeps_stops = keeps_stops
+        """Whether a stop string that ends this request stays in its text."""
         self._patterns = patterns
         self._compiled = []
-        self._window = 0
+        longest = 0
         for pattern in patterns:
             try:
-                width = parser.parse(pattern).getwidth()[1]
+                longest = max(longest, min(int(parser.parse(pattern).getwidth()[1]), LONGEST))
                 self._compiled.append(_compile(pattern))
             except (re.error, RecursionError, OverflowError) as error:
                 raise BadRegistration(f"stop_regex {pattern!r} cannot be compiled: {error}") from error
-            self._window = max(self._window, min(int(width), WINDOW) + BEFORE)
+        self._reach = longest + BEHIND
         self._tail = ""
+        self._held = 0  # characters at the tail's end that come again with the next text
 
     def seen(self, text: str) -> None:
         """Remember text that was searched before, by another shard."""
-        self._tail = (self._tail + text)[-self._window :]
+        self._remember(self._tail + text, 0)
 
-    def search(self, text: str, ends: list[int]) -> tuple[int, int, str] | None:
-        """Look at new text token by token; `ends` are the tokens' ends in it.
+    def search(self, text: str, ends: list[int], held: int = 0) -> Found | None:
+        """Look at a row's text token by token; `ends` are the tokens' ends in it.
 
-        Returns (token, end of the match in `text`, the pattern) for the first token after which a pattern
-        matches; None, and the text is remembered, when none does.
+        The text is what the row sends and, behind that, `held` characters which it does not: they come
+        again at the beginning of the next row's text.
+
+        Returns the first token after which a pattern matches; None, and the text is remembered, when there
+        is none.
         """
-        before = len(self._tail)
-        whole = self._tail + text
+        sent = len(self._tail) - self._held
+        whole, last = self._tail[:sent] + text, len(self._tail)
         for token, end in enumerate(ends):
-            seen = whole[max(0, before + end - self._window) : before + end]
-            offset = before + end - len(seen)
-            for pattern, compiled in zip(self._patterns, self._compiled, strict=True):
-                if (match := compiled.search(seen)) is not None:
-                    return token, max(0, offset + match.end() - before), pattern
-        self._tail = whole[-self._window :]
+            found = self._search(whole, last, sent + end)
+            if found is not None:
+                return Found(token, max(0, found[0] - sent), found[1])
+            last = max(last, sent + end)
+        self._remember(whole, held)
         return None
+
+    def _search(self, whole: str, last: int, upto: int) -> tuple[int, str] | None:
+        """Search whole[:upto], of which the text up to `last` was searched before."""
+        begin = max(0, last - self._reach)
+        seen_from = max(0, begin - BEFORE)
+        seen = whole[seen_from:upto]
+        for pattern, compiled in zip(self._patterns, self._compiled, strict=True):
+            # Not seen[begin:]: `^`, `\b` and look-behinds are to see what is before.
+            if (match := compiled.search(seen, begin - seen_from)) is not None:
+                return seen_from + match.end(), pattern
+        return None
+
+    def _remember(self, whole: str, held: int) -> None:
+        most = self._reach + BEFORE + held
+        self._tail, self._held = whole[-most:], held
+
+
+class WatchedRow(NamedTuple):
+    """A row of a request with patterns."""
+
+    row: int
+    route: int
+    watch: PatternWatch
+    text: bytes
+    """What it sends, and behind that what its tokens made beside: held back, or cut off as a stop string."""
+    sent: int
+    """Bytes of it that are sent."""
+    ends: list[int]
+    """The tokens' ends in it; more text may come behind them when the request ends."""
+    stop: int
+    """Bytes of the stop string that the row was found to end with; it is the text's end."""
+
+    def search(self, ending: bool) -> Found | None:
+        """Search this row; `ending`: it is its request's last, and says what the decoder still held."""
+        ends = [len(self.text[:end].decode(errors="ignore")) for end in self.ends]
+        whole = self.text.decode()
+        if ending:
+            ends = [*ends[:-1], len(whole)]
+        found = self.watch.search(whole, ends, len(whole) - len(self.text[: self.sent].decode()))
+        # The token that completes a stop string ends the text before it: a pattern has to match there.
+        if found and self.stop and found.token == len(ends) - 1 and len(self.upto(found.end)) > self.begin:
+            return None
+        return found
+
+    @property
+    def begin(self) -> int:
+        """Where the stop string begins."""
+        return len(self.text) - self.stop
+
+    def upto(self, end: int) -> bytes:
+        """Return the first `end` characters of the text."""
+        return self.text.decode()[:end].encode()
 
 
 def _compile(pattern: str) -> Any:
     compiled = re.compile(pattern)
-    if re2 is not None and compiled.flags == re.UNICODE and _same_in_re2(parser.parse(pattern)):
-        options = re2.Options()
-        options.log_errors = False
-        try:
-            return re2.compile(pattern, options)
-        except re2.error:
-            return compiled
-    return compiled
+    if re2 is None or compiled.flags != re.UNICODE:
+        return compiled
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(_for_re2(parser.parse(pattern)), options)
+    except (_NotInRe2, re2.error):
+        return compiled
 
 
-def _same_in_re2(parsed: Any) -> bool:
-    """Whether a parsed pattern means the same in re2: literals, sets of literals, choices, repeats, groups.
+class _NotInRe2(Exception):
+    """This pattern means something else in re2, or nothing."""
 
-    Not so: \\d, \\w, \\s, \\b (ASCII there), $ (before a last newline, here), anchors,
-    look-around, references.
+
+def _for_re2(parsed: Any) -> str:
+    """Write a parsed pattern for re2, which reads some of Python's sources otherwise (`{,3}`, `[[:a:]]`).
+
+    What means the same there: literals, sets of literals, choices, repeats, groups. Not so: \\d, \\w, \\s,
+    \\b (ASCII there), $ (before a last newline, here), anchors, look-around, references, and repeats of what
+    can be empty (where the two go on looking in different ways).
     """
-    for code, value in parsed:
-        match code:
-            case op.LITERAL | op.NOT_LITERAL | op.ANY:
-                pass
-            case op.IN:
-                if any(kind not in (op.LITERAL, op.RANGE, op.NEGATE) for kind, _ in value):
-                    return False
-            case op.BRANCH:
-                if not all(_same_in_re2(branch) for branch in value[1]):
-                    return False
-            case op.SUBPATTERN:
-                if value[1] or value[2] or not _same_in_re2(value[3]):
-                    return False
-            case op.MAX_REPEAT | op.MIN_REPEAT:
-                low, high, inner = value
-                if low > MAX_REPEAT or (high != op.MAXREPEAT and high > MAX_REPEAT):
-                    return False
-                if not _same_in_re2(inner):
-                    return False
-            case _:
-                return False
-    return True
+    return "".join(_part_for_re2(code, value) for code, value in parsed)
+
+
+def _part_for_re2(code: Any, value: Any) -> str:
+    match code:
+        case op.LITERAL:
+            return _character(value)
+        case op.NOT_LITERAL:
+            return f"[^{_character(value)}]"
+        case op.ANY:
+            return r"[^\n]"
+        case op.IN:
+            return f"[{''.join(_in_set(kind, item) for kind, item in value)}]"
+        case op.BRANCH:
+            return f"(?:{'|'.join(_for_re2(branch) for branch in value[1])})"
+        case op.SUBPATTERN if not value[1] and not value[2]:
+            return f"(?:{_for_re2(value[3])})"
+        case op.MAX_REPEAT | op.MIN_REPEAT:
+            low, high, inner = value
+            return _repeat(low, high, inner, lazy=code is op.MIN_REPEAT)
+    raise _NotInRe2
+
+
+def _repeat(low: int, high: Any, inner: Any, lazy: bool) -> str:
+    if not inner.getwidth()[0] or low > MAX_REPEAT or (high != op.MAXREPEAT and high > MAX_REPEAT):
+        raise _NotInRe2
+    most = "" if high == op.MAXREPEAT else high
+    return f"(?:{_for_re2(inner)}){{{low},{most}}}{'?' if lazy else ''}"
+
+
+def _in_set(kind: Any, item: Any) -> str:
+    match kind:
+        case op.NEGATE:
+            return "^"
+        case op.LITERAL:
+            return _character(item)
+        case op.RANGE:
+            return f"{_character(item[0])}-{_character(item[1])}"
+    raise _NotInRe2
+
+
+def _character(code: int) -> str:
+    return f"\\x{{{code:X}}}"

@@ -76,7 +76,11 @@ class _Stops:
         patterns = [re.compile(pattern) for pattern in params.get("stop_regex_strs") or ()]  # type: ignore[attr-defined]
         if not (tokens or strings or patterns):
             return None
-        longest = max(int(params.get(name) or 0) for name in ("stop_str_max_len", "stop_regex_max_len"))  # type: ignore[call-overload]
+        # In ids: a string's length is in bytes, a pattern's in characters of at most 4 bytes each.
+        longest = max(
+            int(params.get("stop_str_max_len") or 0),  # type: ignore[call-overload]
+            4 * int(params.get("stop_regex_max_len") or 0),  # type: ignore[call-overload]
+        )
         return cls(
             tokens,
             strings,
@@ -98,9 +102,9 @@ class _Stops:
         if tokenizer is None or not (self.strings or self.patterns):
             return kept, reason
         spoken = self.ids[:-1] if reason else self.ids
-        for late, tail in self._tails(spoken, before, kept, tokenizer):
+        for late, tail, begin in self._tails(spoken, before, kept, tokenizer):
             found = next((text for text in self.strings if text in tail), None) or next(
-                (pattern.pattern for pattern in self.patterns if pattern.search(tail)), None
+                (pattern.pattern for pattern in self.patterns if pattern.search(tail, begin)), None
             )
             if found is not None:
                 return kept - late, FinishReason.stop(found)
@@ -108,25 +112,44 @@ class _Stops:
 
     def _tails(
         self, spoken: list[int], before: int, kept: int, tokenizer: Detokenize
-    ) -> Iterator[tuple[int, str]]:
-        """Yield the text to search, and how many of the last ids it lacks.
+    ) -> Iterator[tuple[int, str, int]]:
+        """Yield texts to search: how many of the last ids one lacks, itself, where in it a pattern may begin.
 
         Where bytes are tokens, a run of them that begins or ends inside a character is U+FFFD throughout. So
         a tail begins where no character is open, and is tried without the ids that may have opened one at its
         end, as an engine saw it then. At the output's beginning it follows on the prompt.
+
+        As much text again stands before what is searched: there `^`, `\\b` and look-behinds must not take the
+        tail's beginning for the text's.
         """
-        start = max(0, before - self.window)
+
+        def decode(ids: list[int]) -> str:
+            return tokenizer.decode(ids, skip_special_tokens=self.skip_special)
+
+        searched = max(0, before - self.window)
+        start = max(0, searched - self.window)
         while start > 0 and "\ufffd" in tokenizer.decode(spoken[start : start + 1]):
             start -= 1
         context = [] if start else self.prompt
-        told = tokenizer.decode(context, skip_special_tokens=self.skip_special) if context else ""
+        told = decode(context) if context else ""
+        known = told
+        for open_ids in range(min(4, searched - start)):
+            known = decode(context + spoken[start : searched - open_ids])
+            if not known.endswith("\ufffd"):
+                break
         for late in range(kept):
-            ids = context + spoken[start : len(spoken) - late]
-            tail = tokenizer.decode(ids, skip_special_tokens=self.skip_special)
-            same = next((k for k, (a, b) in enumerate(zip(told, tail, strict=False)) if a != b), len(told))
-            yield late, tail[same:]
+            tail = decode(context + spoken[start : len(spoken) - late])
+            begin = _same(told, tail)
+            yield late, tail[begin:], max(_same(known, tail) - begin, 0)
             if not tail.endswith("\ufffd"):
                 break
+
+
+def _same(one: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    return next(
+        (k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
 
 
 @dataclass(slots=True)

@@ -110,6 +110,9 @@ const ofs_step *ofs_result(const ofs_shard *shard);
 ofs_totals ofs_total(const ofs_shard *shard);
 int ofs_peek(const ofs_shard *shard, uint64_t route, ofs_look *look);
 
+/* The text that a request has made and not sent; NULL: none. Valid until the next call that takes the shard. */
+const uint8_t *ofs_held(const ofs_shard *shard, uint64_t route, uint32_t *len);
+
 /* Start a request. `stops` are end to end; the prompt's last ids are its context. OFS_TAKEN: it runs. */
 int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t *stops,
                  const uint32_t *stop_lens, uint32_t stop_count, const int32_t *prompt, uint32_t prompt_len,
@@ -127,7 +130,9 @@ int ofs_forget(ofs_shard *shard, uint64_t route);
 void ofs_end(ofs_shard *shard, uint64_t route);
 
 /* For each row of shard `number` and `reader`, how many of its ids are to be decoded: all, or without the
- * matched stop tokens; 0 for rows that ofs_decode would drop. Changes nothing. `finishes` may be NULL. */
+ * matched stop tokens; OFS_DROPPED for rows that ofs_decode would drop. A request may have several rows.
+ * Changes no request. `finishes` may be NULL. */
+#define OFS_DROPPED 0xFFFFFFFF
 int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
              const ofs_finishes *finishes, uint32_t *keep);
 

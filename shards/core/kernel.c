@@ -39,21 +39,45 @@ static const ofs_finish *finish_of(const ofs_finishes *how, uint32_t row)
     return NULL;
 }
 
+enum row_kind { ROW_NEXT, ROW_DOUBLED, ROW_LOST };
+
+/* What a row of a live request is that has had `expected` tokens: the next one, one that it has had, or neither. */
+static enum row_kind row_kind_of(uint32_t expected, uint32_t first, uint32_t count)
+{
+    if (first < expected && (uint64_t)first + count <= expected) return ROW_DOUBLED;
+    return first == expected && count <= UINT32_MAX - first ? ROW_NEXT : ROW_LOST;
+}
+
 int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
              const ofs_finishes *finishes, uint32_t *keep)
 {
-    row_place at = {0, 0};
-    for (; at.row < step->rows; at.row++) {
+    /* Each request's rows in their order, as ofs_decode will meet them: a row moves what the next must follow. */
+    int code = order_rows(shard, step);
+    if (code != OFS_OK) return code;
+    const slot *s = NULL;
+    uint64_t last = 0;
+    uint32_t expected = 0;
+    bool live = false;
+    for (uint32_t n = 0; n < step->rows; n++) {
+        row_place at = shard->order[n];
         uint64_t route = u64_at(step->routes, at.row);
-        uint32_t count = u32_at(step->counts, at.row);
-        if (count > step->tokens - at.at) return OFS_BAD_ROW;
-        const ofs_finish *finish = finish_of(finishes, at.row);
-        bool ours = route_shard(route) == number && route_reader(route) == reader;
-        slot *s = ours ? slots_find(&shard->slots, route) : NULL;
-        keep[at.row] = 0;
-        if (s && !(s->state & SLOT_ENDED) && u32_at(step->first, at.row) == s->expected)
+        uint32_t first = u32_at(step->first, at.row), count = u32_at(step->counts, at.row);
+        if (n == 0 || route != last) {
+            bool ours = route_shard(route) == number && route_reader(route) == reader;
+            s = ours ? slots_find(&shard->slots, route) : NULL;
+            live = s && !(s->state & SLOT_ENDED);
+            expected = s ? s->expected : 0;
+            last = route;
+        }
+        keep[at.row] = OFS_DROPPED;
+        enum row_kind kind = row_kind_of(expected, first, count);
+        if (live && kind == ROW_NEXT) {
+            const ofs_finish *finish = finish_of(finishes, at.row);
             keep[at.row] = count - row_matched_tokens(s, finish, finishes, ids_at(step, at.at), count);
-        at.at += count;
+            expected += count;
+            live = !finish;
+        }
+        if (kind == ROW_LOST) live = false;
     }
     return OFS_OK;
 }
@@ -200,17 +224,18 @@ static void step_row(struct ofs_shard *shard, decoding *d, const row_place *at, 
         shard->out.stale_rows++;
         return;
     }
-    if ((s->state & SLOT_ENDED) || (first < s->expected && (uint64_t)first + count <= s->expected)) {
+    enum row_kind kind = row_kind_of(s->expected, first, count);
+    if ((s->state & SLOT_ENDED) || kind == ROW_DOUBLED) {
         shard->out.doubled++;
         return;
     }
-    if (first != s->expected || count > UINT32_MAX - first) {
+    if (kind == ROW_LOST) {
         fail(shard, s, first, count, OFS_BAD_ROW);
         return;
     }
     row_work row = {.ids = ids_at(step, at->at), .count = count, .finish = finish, .stop = STOPS_NONE};
     row.keep = count - row_matched_tokens(s, finish, d->finishes, row.ids, count);
-    size_t ready_from = d->ready.at, need = 0;
+    size_t need = 0;
     if (d->lens && !row_ready(d, at, &row, &need)) {
         fail(shard, s, first, count, OFS_TOO_MUCH);
         return;
@@ -224,7 +249,16 @@ static void step_row(struct ofs_shard *shard, decoding *d, const row_place *at, 
         shard->text.len = start;
         fail(shard, s, first, count, OFS_TOO_MUCH);
     }
-    d->ready.at = ready_from + need;
+}
+
+/* Where the next row's ready-made text begins. A row that was dropped has some, too, if an earlier row of its
+ * request ended at a stop that the caller could not foresee. */
+static size_t ready_after(const ofs_rows *step, const row_place *at, uint32_t count, const ofs_ready *ready,
+                          size_t from)
+{
+    size_t need = ready->lens[(size_t)step->tokens + at->row];
+    for (uint32_t k = 0; k < count; k++) need += ready->lens[at->at + k];
+    return need < ready->len - from ? from + need : ready->len;
 }
 
 static void prefetch(const struct ofs_shard *shard, const ofs_rows *step, const row_place *at)
@@ -257,12 +291,14 @@ int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t
         uint32_t count = u32_at(step->counts, at.row);
         if (count > step->tokens - at.at) return OFS_BAD_ROW;
         prefetch(shard, step, &at);
+        size_t next = ready ? ready_after(step, &at, count, ready, d.ready.at) : 0;
         if (route_shard(route) == number) {
             if (route_reader(route) == reader)
                 step_row(shard, &d, &at, count);
             else
                 out_other(&shard->out, route_reader(route));
         }
+        d.ready.at = next;
         at.at += count;
         at.row++;
     }

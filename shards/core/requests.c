@@ -55,12 +55,33 @@ int ofs_peek(const ofs_shard *shard, uint64_t route, ofs_look *look)
     return 1;
 }
 
+const uint8_t *ofs_held(const ofs_shard *shard, uint64_t route, uint32_t *len)
+{
+    slot *s = slots_find(&shard->slots, route);
+    *len = s && s->extra ? s->extra->held_len : 0;
+    return *len ? s->extra->held : NULL;
+}
+
 int ofs_forget(ofs_shard *shard, uint64_t route) { return slots_drop(&shard->slots, route); }
 
 void ofs_end(ofs_shard *shard, uint64_t route)
 {
     slot *s = slots_find(&shard->slots, route);
     if (s) s->state |= SLOT_ENDED;
+}
+
+/* Where text begins in the end of a longer prompt, which may begin inside a character. Of a run of byte tokens
+ * the rest of that character would break all the others; it is the prompt's, so nobody misses it. */
+static uint32_t prompt_start(const ofs_shard *shard, const slot *s, const int32_t *prompt, uint32_t prompt_len)
+{
+    uint32_t at = 0, inside = 0;
+    for (; at < prompt_len && inside < UTF8_MOST_INSIDE; at++) {
+        table_token token = table_get(&shard->table, prompt[at], false);
+        if (text_skips(s, &token)) continue; /* no text ends no run */
+        if (!(token.flags & OFS_BYTE) || token.len != 1 || !utf8_inside(token.bytes[0])) break;
+        inside++;
+    }
+    return at;
 }
 
 int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t *stops,
@@ -83,14 +104,17 @@ int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t
         }
     }
     if (!shard->has_table) return OFS_OK;
+    uint32_t start = 0;
     /* Of a longer prompt only the end is here: its beginning has begun the text. */
-    if (prompt_tokens > prompt_len)
+    if (prompt_tokens > prompt_len) {
         s->state |= SLOT_STARTED;
-    else
+        start = prompt_start(shard, s, prompt, prompt_len);
+    } else {
         s->strip_left = (uint8_t)shard->table.strip_count;
+    }
     shard->text.len = 0;
     bool ok = true;
-    for (uint32_t i = 0; i < prompt_len && ok; i++) ok = text_token(shard, s, prompt[i]);
+    for (uint32_t i = start; i < prompt_len && ok; i++) ok = text_token(shard, s, prompt[i]);
     ok = ok && text_begin_output(shard, s);
     shard->text.len = 0;
     if (ok) return OFS_OK;

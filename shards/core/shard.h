@@ -61,6 +61,12 @@ static inline bool text_token_simply(struct ofs_shard *shard, const slot *s, int
     return true;
 }
 
+/* Whether a token is no text for this request: unknown, or special and skipped. */
+static inline bool text_skips(const slot *s, const table_token *token)
+{
+    return !token->flags || ((token->flags & OFS_SPECIAL) && (s->flags & OFS_SKIP_SPECIAL));
+}
+
 /* Append what a token, or a token's ready-made text, adds to its request's text; false: no room for it. */
 bool text_token(struct ofs_shard *shard, slot *s, int32_t id);
 bool text_ready(struct ofs_shard *shard, slot *s, const uint8_t *bytes, size_t n);

@@ -149,7 +149,7 @@ bool text_token(struct ofs_shard *shard, slot *s, int32_t id)
 {
     const table *t = &shard->table;
     table_token token = table_get(t, id, !(s->state & SLOT_STARTED));
-    if (!token.flags || ((token.flags & OFS_SPECIAL) && (s->flags & OFS_SKIP_SPECIAL))) return true;
+    if (text_skips(s, &token)) return true;
     shard->totals.work += token.len + 1u;
     if ((token.flags & OFS_BYTE) && token.len == 1) {
         s->state |= SLOT_STARTED;

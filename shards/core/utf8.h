@@ -11,6 +11,8 @@ enum utf8_kind { UTF8_VALID, UTF8_INVALID, UTF8_INCOMPLETE };
 
 #define UTF8_REPLACEMENT "\xEF\xBF\xBD"
 #define UTF8_REPLACEMENT_LEN 3u
+/* How many bytes of a character are not its first, at most. */
+#define UTF8_MOST_INSIDE 3u
 
 /* Whether a byte of well-formed text is not a character's first. */
 static inline int utf8_inside(uint8_t byte) { return (byte & 0xC0) == 0x80; }

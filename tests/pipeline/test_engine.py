@@ -9,13 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from outfeed.gateway.front import Front
+from outfeed.ingress.sampling import SamplingParams
 from outfeed.ring.board import Role
+from outfeed.ring.frames import Generate, LogprobOptions
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.sink import Done, Error, Frame
 from tokenizers import Tokenizer
@@ -133,6 +135,30 @@ def test_requests_that_share_a_batch_get_what_each_would_get_alone(
         want = greedy(engine, tokenizer, tokenizer.encode(prompt).ids, length)
         assert (answer.ids, answer.reason, answer.error) == (want, "length", "")
         assert answer.text == tokenizer.decode(want)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "want"),
+    [
+        ({"stop_regex": r"\bword\b"}, "swords and swords", None),
+        ({"stop_regex": r"^foo"}, "a foo and foo", None),
+        ({"stop_regex": r"(?<!x)foo"}, "xfoo and xfoo", None),
+        ({"stop_regex": r"(?<!x)foo"}, "xfoo and foo", r"(?<!x)foo"),
+        ({"stop": "foo"}, "barfoo", "foo"),
+    ],
+)
+def test_a_stop_is_found_where_it_is_in_the_text(
+    engine: ModuleType, stop: dict[str, str], text: str, want: str | None
+) -> None:
+    """And nowhere else: what the engine looks at begins in the middle of it."""
+    params = SamplingParams.parse(stop | {"max_new_tokens": 1000}, vocab_size=1 << 21).to_scheduler()
+    letters = SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(map(chr, ids)))
+    request = Generate(1, "rid", b"", params, LogprobOptions())
+    words = text.split(" ")
+    said = f"{words[0]} {'lorem ipsum ' * 20}{' '.join(words[1:])}"
+    running = engine.Running.of(request, 1000, frozenset())
+    reasons = (running.take(ord(letter), letters) for letter in said)
+    assert next((reason.matched for reason in reasons if reason), None) == want
 
 
 def test_stops_are_found_and_trimmed(front: Front, small_tokenizer: Path) -> None:

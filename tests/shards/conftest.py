@@ -30,7 +30,9 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     def path(name: str) -> Path:
         if name in ("deepseek", "wordpiece"):
             return Path(getattr(here, name)())
-        return Path(getattr(here, name)(folder))
+        own = folder / name  # some are made of others
+        own.mkdir()
+        return Path(getattr(here, name)(own))
 
     return path
 

@@ -92,9 +92,13 @@ class Driver:
         finishes: dict[int, FinishReason] | None = None,
         first: dict[int, int] | None = None,
     ) -> memoryview:
-        """One step's frame, each request's rows counted on."""
+        """One step's frame, each request's rows counted on; its last row has its finish."""
         counts = np.array([len(ids) for _, ids in rows], dtype=np.uint32)
-        starts = [(first or {}).get(route, self._next.get(route, 0)) for route, _ in rows]
+        starts = []
+        for route, ids in rows:
+            starts.append((first or {}).get(route, self._next.get(route, 0)))
+            self._next[route] = self._next.get(route, 0) + len(ids)
+        last = {route: row for row, (route, _) in enumerate(rows)}
         parts = encode_batch(
             7,
             np.array([route for route, _ in rows], dtype=np.uint64),
@@ -102,10 +106,8 @@ class Driver:
             counts,
             np.zeros(len(rows), dtype=np.uint32),
             np.array([token for _, ids in rows for token in ids], dtype=np.int32),
-            [(row, finishes[route]) for row, (route, _) in enumerate(rows) if finishes and route in finishes],
+            sorted((last[route], end) for route, end in (finishes or {}).items() if route in last),
         )
-        for route, ids in rows:
-            self._next[route] = self._next.get(route, 0) + len(ids)
         return memoryview(b"".join(bytes(part) for part in parts))
 
     def _decode(self, batch: Batch, merge: int) -> Batch:

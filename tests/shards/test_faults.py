@@ -17,18 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from .conftest import WITH_TABLE
 from .driver import Driver, every_cut
+from .tokenizers_here import byte_ids
 
 Tables = Callable[[str], TokenTable]
 Tokenizers = Callable[[str], Tokenizer]
-
-
-def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
-    """Byte to the id of the token that is this byte alone."""
-    vocab = tokenizer.get_vocab(with_added_tokens=False)
-    found = {int(content[3:5], 16): token for content, token in vocab.items() if content.startswith("<0x")}
-    return found or {
-        piece[0]: token for content, token in vocab.items() if len(piece := byte_level(content)) == 1
-    }
 
 
 # ---- characters in pieces

@@ -190,3 +190,55 @@ def test_a_tokens_own_text_is_the_tokenizers(name: str, table_of: Tables, tokeni
     for token in [*rng.choices(range(vocab), k=300), *range(min(300, vocab)), vocab, -1]:
         want = tokenizer.decode([token], skip_special_tokens=False) if token >= 0 else ""
         assert driver.decoder.token_text(token) == want
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        (DecodeOptions(stop=["delta"], detect_stops=True), 4),
+        (DecodeOptions(stop_regex=["gam+a"], detect_stops=True), 3),
+        (DecodeOptions(stop=["nothing"], detect_stops=True), 6),
+    ],
+)
+@pytest.mark.parametrize("name", ["deepseek", "wordpiece"])
+def test_logprobs_behind_a_stop_that_the_shard_found_are_dropped(
+    name: str, options: DecodeOptions, kept: int, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """In each family a position for each id that is left; of other rows, and of the prompt, all of them."""
+    words = ["one", " one", " gamma", " delta", " one", " one"]
+    ids = [tokenizer_of(name).encode(word, add_special_tokens=False).ids[0] for word in words]
+    driver = Driver(table_of(name))
+    other, cut = driver.start(), driver.start(options)
+    values = [-float(n) for n in range(6)]
+    tops = [([value] * (n % 3), [7] * (n % 3)) for n, value in enumerate(values)]
+    families = [
+        flat_family([(0, values, ids), (1, values, ids)]),
+        flat_family([(1, [-9.0] * 20, range(20))]),
+        ragged_family([(0, tops), (1, tops)]),
+        None,
+        ragged_family([(1, tops)]),
+        None,
+        None,
+    ]
+    routes = np.array([other, cut], dtype=np.uint64)
+    twice, zeros = np.full(2, 6, dtype=np.uint32), np.zeros(2, dtype=np.uint32)
+    parts = encode_batch(1, routes, zeros, twice, zeros, np.array(ids * 2, np.int32), families=families)
+    batch = decode_batch(memoryview(b"".join(bytes(part) for part in parts)))
+    made = driver.decoder.decode(batch, SHARD, READER).rows
+    decoded = decode_batch(memoryview(b"".join(bytes(part) for part in made.encode())))
+    assert decoded.counts.tolist() == [6, kept]
+    flat, prompt, top, _, asked, *_ = decoded.families
+    assert flat is not None
+    assert prompt is not None
+    assert top is not None
+    assert asked is not None
+    assert flat.ids is not None
+    assert flat.counts.tolist() == [6, kept]
+    assert flat.ids.tolist() == ids + ids[:kept]
+    assert flat.values.tolist() == values + values[:kept]
+    assert prompt.counts.tolist() == [20]
+    lengths = [n % 3 for n in range(6)]
+    assert top.lengths is not None
+    assert top.lengths.tolist() == lengths + lengths[:kept]
+    assert len(top.values) == sum(lengths + lengths[:kept])
+    assert asked.counts.tolist() == [kept]

@@ -107,6 +107,32 @@ def test_no_stop_trim_keeps_the_stop(driver: Driver, spell: Spell) -> None:
     assert (heard.text, heard.ids) == (b"so END", ids)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [("END", "all is END"), ("a+", "a+ and aa"), (".*", "a.*b"), ("[.]", "see [.].")],
+)
+def test_a_pattern_that_the_scheduler_found_stays_in_the_text(
+    driver: Driver, spell: Spell, pattern: str, text: str
+) -> None:
+    """Also where the text has the pattern's own letters in it, wherever rows are cut, whoever goes on."""
+    ids, reason = spell(text), FinishReason.stop(pattern)
+    for stops in ([], ["zzz"], ["see you"]):
+        options = DecodeOptions(stop=stops, stop_regex=["zzz", pattern])
+        for cuts in every_cut(len(ids)):
+            assert driver.stream(ids, cuts, reason, options).text.decode() == text
+        route = driver.start(options)
+        driver.step([(route, ids[:3])])
+        successor = driver.restore_into(driver.table, route, options)
+        successor.step([(route, ids[3:])], {route: reason})
+        assert successor.heard[route].text.decode() == text
+
+
+def test_a_pattern_that_is_a_stop_string_too_is_cut(driver: Driver, spell: Spell) -> None:
+    options = DecodeOptions(stop=["END"], stop_regex=["END"])
+    for cuts in every_cut(10):
+        assert driver.stream(spell("all is END"), cuts, FinishReason.stop("END"), options).text == b"all is "
+
+
 def test_a_stop_that_starts_inside_a_token(
     driver: Driver, table_of: Tables, tokenizer_of: Tokenizers
 ) -> None:

@@ -241,6 +241,22 @@ def test_a_decoder_without_table_loads_its_tokenizer(table_of: Tables) -> None:
     assert Decoder(made).token_text(2) == "a"
 
 
+def test_a_decoder_without_table_takes_no_other_tokenizer_than_its_own(
+    tmp_path: Path, tokenizer_path: Callable[[str], Path]
+) -> None:
+    """A shard that is started again later would decode the rest of a stream with another vocabulary."""
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(tokenizer_path("ctc").read_bytes())
+    made = TokenTable.compile(path)
+    assert Decoder(made).token_text(2) == "a"
+    path.write_bytes(tokenizer_path("wordpiece").read_bytes())
+    with pytest.raises(TokenizerFileError, match="has changed since this instance started") as raised:
+        Decoder(made)
+    assert str(path) in str(raised.value)
+    path.write_bytes(tokenizer_path("ctc").read_bytes())
+    assert Decoder(made).token_text(2) == "a"
+
+
 # ---- a token's own bytes
 
 

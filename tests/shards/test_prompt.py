@@ -1,0 +1,90 @@
+"""The prompt is context: output goes on where it ended, however long it was and wherever it was cut.
+
+A shard has a prompt's last 64 ids. With a token per byte these begin, and end, in the middle of characters.
+"""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outfeed.shards.table import TokenTable
+from tokenizers import Tokenizer
+
+from .driver import Driver
+from .tokenizers_here import byte_ids
+
+Tables = Callable[[str], TokenTable]
+Tokenizers = Callable[[str], Tokenizer]
+
+CHARACTERS = st.sampled_from(["e", "\n", "é", "မ", "日", "👍", "🏽"])
+# Byte fallback and byte-level BPE, with a table and without one; a special token of each, which is skipped.
+BYTE_TOKENIZERS = {
+    "metaspace_bpe": "</s>",
+    "metaspace_stripped": "</s>",
+    "bytelevel_added": "<|end|>",
+    "bytelevel_replaced": "<|end|>",
+}
+
+
+def said(text: str, of_byte: dict[int, int], special: int, rng: random.Random) -> list[tuple[int, int]]:
+    """Return a text as (id, characters that are whole before it), with special tokens anywhere."""
+    spoken = []
+    for place, character in enumerate(text):
+        for byte in character.encode():
+            spoken.append((of_byte[byte], place))
+            if rng.random() < 0.05:
+                spoken.append((special, place))
+    return spoken
+
+
+def beyond_prompt(text: str, spoken: list[tuple[int, int]], at: int, special: int) -> str:
+    """The characters that the ids from `at` on begin or complete."""
+    return text[next((place for token, place in spoken[at:] if token != special), len(text)) :]
+
+
+@pytest.mark.parametrize("name", BYTE_TOKENIZERS)
+def test_which_of_them_have_a_table(name: str, table_of: Tables) -> None:
+    assert table_of(name).fallback == (name in ("metaspace_stripped", "bytelevel_replaced"))
+
+
+@pytest.mark.parametrize("name", BYTE_TOKENIZERS)
+@settings(max_examples=60, deadline=None)
+@given(text=st.lists(CHARACTERS, min_size=25, max_size=60).map("".join), seed=st.integers(0, 2**16))
+def test_a_prompt_longer_than_what_is_kept_of_it(
+    name: str, table_of: Tables, tokenizer_of: Tokenizers, text: str, seed: int
+) -> None:
+    tokenizer, rng = tokenizer_of(name), random.Random(seed)
+    special = tokenizer.get_vocab()[BYTE_TOKENIZERS[name]]
+    spoken = said(text, byte_ids(tokenizer), special, rng)
+    ids = [token for token, _ in spoken]
+    at = rng.randrange(len(ids))
+    driver = Driver(table_of(name))
+    cuts = [cut for cut in range(1, len(ids) - at) if rng.random() < 0.3]
+    heard = driver.stream(ids[at:], cuts, prompt=ids[:at])
+    assert heard.text.decode() == beyond_prompt(text, spoken, at, special)
+
+
+@pytest.mark.parametrize("name", BYTE_TOKENIZERS)
+def test_a_broken_prompt_stays_broken(name: str, table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """Only the rest of one character is passed over at the beginning of what is kept: at most three bytes."""
+    tokenizer = tokenizer_of(name)
+    of_byte = byte_ids(tokenizer)
+    ids = [of_byte[0x99]] * 80 + [of_byte[byte] for byte in "e日e".encode()]
+    for at in (79, 80):
+        heard = Driver(table_of(name)).stream(ids[at:], [2], prompt=ids[:at])
+        want = tokenizer.decode(ids)[len(tokenizer.decode(ids[:at])) :]
+        assert heard.text.decode() == want
+
+
+@pytest.mark.parametrize("name", ["bytelevel_added", "bytelevel_replaced"])
+@pytest.mark.parametrize("prompt", [b"x\xef\xbf\xbd\xe6\x97", b"x\xff\xe6\x97", b"\xef\xbf\xbd\xe6"])
+def test_a_replacement_character_of_the_prompts_own_is_not_said_again(
+    name: str, prompt: bytes, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    of_byte = byte_ids(tokenizer_of(name))
+    ids = [of_byte[byte] for byte in prompt]
+    rest = [of_byte[byte] for byte in "日!".encode()[len(prompt) - prompt.index(0xE6) :]]
+    for cuts in ([], [1]):
+        assert Driver(table_of(name)).stream(rest, cuts, prompt=ids).text.decode() == "日!"
