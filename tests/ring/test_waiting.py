@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -272,6 +273,20 @@ def test_a_second_thread_is_refused(make_ring: MakeRing, bell: Doorbell) -> None
         wait([consumer], 1.0)
     bell.ring()
     thread.join()
+
+
+def test_a_wait_keeps_its_consumers_whatever_becomes_of_the_list(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring(consumers=2)
+    waiting = [ring.consumer(0, bell), ring.consumer(1, bell)]
+    second = weakref.ref(waiting[1])
+    thread = threading.Thread(target=wait, args=(waiting, 1.0))
+    thread.start()
+    until("the wait to sleep", lambda: ring.stats().consumers[1].parks)
+    waiting.pop()  # the last reference of ours: its memory must not go while the wait sleeps on it
+    assert second() is not None
+    bell.ring()
+    thread.join()
+    until("the wait to let go of it", lambda: second() is None)
 
 
 def test_ringing_by_hand_ends_a_wait(make_ring: MakeRing, bell: Doorbell) -> None:
