@@ -212,6 +212,7 @@ def test_a_writer_at_a_full_lane_is_woken_by_a_release(make_ring: MakeRing, bell
 
     process = FORK.Process(target=fill)
     process.start()
+    until("the lane to be full", lambda: ring.stats().lanes[0].full_events)
     seen: list[int] = []
     while len(seen) < 40:
         wait([consumer], 1.0)
