@@ -3,10 +3,12 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +171,12 @@ def test_a_signal_gets_through_a_wait(
     finally:
         handler(lambda: None)
     process.join(30)
+
+
+def test_a_ring_by_hand_that_meets_a_signal_ends_the_wait(compile_c: Callable[..., Path]) -> None:
+    """The handler itself rings, in C: so the two always meet in the same sleep."""
+    done = subprocess.run([compile_c("signal")], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_signal_gets_through_a_full_lane_and_a_quiet_one_changes_nothing(
