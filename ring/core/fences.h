@@ -7,7 +7,7 @@
  *   store_tail      (writer)     ↔ load_tail       (consumer)     the record's bytes are there when the tail says so
  *   store_head      (consumer)   ↔ load_head       (writer)       the consumer is done with the bytes it gives back
  *   store_magic     (creator)    ↔ load_magic      (attacher)     the header is complete
- *   store_state     (consumer)   ↔ load_state      (writer)       the heads of a cursor that is opened again
+ *   store_state     (consumer)   ↔ load_state      (writer)       the heads of a cursor opening, then of one open
  *   store_turn      (consumer)   ↔ load_turn, load_turn_again (writer)   the doorbell's name is whole
  *   set_flag        (sleeper)    ↔ see_flag, take_flag (waker)    what the sleeper wrote before parking
  *   ring_bell       (waker)      ↔ turn_bell       (sleeper)      what the doorbell was rung for; both are locked

@@ -112,7 +112,8 @@ static_assert(offsetof(lane_block, posts) == 424, "layout");
 static_assert(offsetof(lane_block, takeovers) == 432, "layout");
 static_assert(sizeof(lane_block) == 4 * LINE, "layout");
 
-enum { CURSOR_OPEN = 0, CURSOR_DETACHED = 1 };
+/* OPENING: attached again, its heads are not to be relied on yet. */
+enum { CURSOR_OPEN = 0, CURSOR_DETACHED = 1, CURSOR_OPENING = 2 };
 
 typedef struct consumer_block {
     /* The consumer sets it before it sleeps; the writer that clears it rings the doorbell. */

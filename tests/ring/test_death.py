@@ -1,6 +1,8 @@
 """Death at any point: take-over of lanes and cursors, detaching, forks, and kill -9 at random instants."""
 
+import contextlib
 import json
+import mmap
 import multiprocessing
 import os
 import signal
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from outfeed.ring import Consumer, Doorbell, LaneOwned, LaneWriter, Owner, Ring, RingClosed
+from outfeed.ring import Consumer, Doorbell, LaneOwned, LaneWriter, Owner, Ring, RingClosed, RingFull
 
 MakeRing = Callable[..., Ring]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -112,6 +114,50 @@ def test_a_dead_consumer_can_be_detached_and_frees_the_writers(make_ring: MakeRi
         writer.write(1, bytes(1000))
     assert ring.stats().consumers[0].detached
     assert ring.stats().lanes[0].used == 0
+
+
+def test_a_cursor_whose_taker_died_while_opening_it_costs_no_lane(
+    make_ring: MakeRing, bell: Doorbell
+) -> None:
+    """Its heads lie many lanes behind, which of an open cursor would be a sign of a corrupt lane."""
+    ring = make_ring()
+    ring.detach_consumer(0)
+    writer = ring.writer(0)
+    for _ in range(20):
+        writer.write(1, bytes(1000))
+    state = 4096 + 512 + 136
+    with open(f"/dev/shm/{ring.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[state : state + 4] = (2).to_bytes(4, "little")  # killed between its looks at the tails
+    with pytest.raises(RingFull):
+        writer.write(2, bytes(1000))
+    consumer = ring.consumer(0, bell)
+    assert consumer.read() == []
+    writer.write(3, b"after")
+    assert [tag for _, tag, _ in consumer.read()] == [3]
+    assert ring.stats().lanes[0].quarantined is None
+
+
+def test_attaching_again_beside_a_busy_writer_costs_no_lane(make_ring: MakeRing, bell: Doorbell) -> None:
+    """With many lanes it takes a while, in which one of them may be written round and round."""
+    ring = make_ring(lanes=256)
+    ring.detach_consumer(0)
+
+    def write_as_fast_as_can_be() -> None:
+        writer = ring.writer(128)
+        while True:
+            with contextlib.suppress(RingFull):
+                writer.write(1, bytes(1008))
+
+    process = multiprocessing.get_context("fork").Process(target=write_as_fast_as_can_be, daemon=True)
+    process.start()
+    for _ in range(500):
+        with ring.consumer(0, bell) as consumer:
+            for _ in range(3):
+                consumer.read()  # raises CorruptLane if the lane is found so
+                consumer.release()
+        ring.detach_consumer(0)
+    process.kill()
+    process.join()
 
 
 def test_a_reused_pid_is_not_mistaken_for_its_owner() -> None:
