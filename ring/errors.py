@@ -94,7 +94,9 @@ class RingClosed(RingError):
 
 
 class WriterBusy(RingError):
-    """Two threads in one LaneWriter: a lane has one writer. Use a lock, or a lane each."""
+    """A second thread in one LaneWriter, or a write while a reservation is open: a lane has one writer, which
+    does one thing at a time. Use a lock, or a lane each.
+    """
 
 
 class ConsumerBusy(RingError):

@@ -213,9 +213,10 @@ int writer_commit(lane_writer *w, int tag, uint64_t size) {
         rc = RING_ARGUMENT;
     else if (size > w->body_max)
         rc = RING_TOO_LARGE;
-    else if ((rc = check_quarantine(w)) == RING_OK) {
-        publish(w, w->body_at, tag, size);
-        w->body_at = NONE;
+    else {
+        rc = check_quarantine(w);
+        if (rc == RING_OK) publish(w, w->body_at, tag, size);
+        w->body_at = NONE; /* also of a lane that is closed: there is nothing left to commit to */
     }
     guard_leave(&w->guard);
     return rc;

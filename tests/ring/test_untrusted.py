@@ -142,6 +142,17 @@ def test_a_quarantine_ends_a_writers_wait_for_room(make_ring: MakeRing, bell: Do
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def test_a_quarantine_between_reserve_and_commit_ends_the_reservation(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    writer = ring.writer(0)
+    writer.reserve(100)
+    with raw(ring) as memory:
+        memory[PAGE + 136 : PAGE + 144] = struct.pack("<Q", 33)
+    for attempt in (lambda: writer.commit(1, 100), lambda: writer.write(1, b"x"), lambda: writer.reserve(1)):
+        with pytest.raises(CorruptLane, match="position 32"):
+            attempt()
+
+
 def test_a_doorbell_name_from_shared_memory_is_only_ever_a_name(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring()
     writer, consumer = ring.writer(0), ring.consumer(0, bell)

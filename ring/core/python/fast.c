@@ -181,7 +181,8 @@ PyDoc_STRVAR(write_doc,
 "`tag` is 0-255; each part is a C-contiguous buffer (bytes, bytearray, memoryview, numpy array), at most\n"
 "256 of them. With `timeout` 0 a full lane is RingFull at once; else the call waits, parked, up to so many\n"
 "seconds (at most 3600). Nothing is visible to any consumer unless the whole frame is.\n\n"
-"Raises FrameTooLarge, RingFull, CorruptLane, RingClosed, WriterBusy (a second thread), ValueError.");
+"Raises FrameTooLarge, RingFull, CorruptLane, RingClosed, WriterBusy (a second thread, or a reservation is\n"
+"open), ValueError.");
 
 static PyMethodDef writer_methods[] = {
     {"write", (PyCFunction)(void (*)(void))Writer_write, METH_FASTCALL | METH_KEYWORDS, write_doc},
