@@ -6,8 +6,8 @@
  * opened since. The cursor therefore takes the tails as its heads twice, the second time after a full fence
  * that pairs with the one before the writer's look: if the writer did not see the cursor opening, the cursor
  * sees the tail from which the writer's knowledge counts. Between the two the first heads may lie any distance
- * back. So the cursor is OPENING until it has the second ones, and of an opening cursor the writer believes
- * no more than that nothing beyond what it knows to be free is free.
+ * back. So the cursor is OPENING until it has the second ones, and the writer takes an opening cursor's head for
+ * a lower bound: one that lies more than a lane back stands for one a lane back.
  *
  * Memory is TSO, as in ring.pml. With NO_FENCE_HEADS, NO_FENCE_ATTACHED, NO_SECOND_PASS, NO_OPENING (the
  * cursor is open from the first pass on) or NO_AFRESH (who takes an opening cursor over goes on from its heads)
