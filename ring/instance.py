@@ -21,6 +21,8 @@ from .segment import SHM, in_use, listed, lock, sweep, unlink
 
 STRAGGLERS_S: Final = 3.0
 LOOK_EVERY_NS: Final = 50_000_000
+# Another instance may be in the making, and the pages of a large one take the kernel some seconds.
+LONGEST_REGISTER_S: Final = 30.0
 
 
 class InstanceRunning(RingError):
@@ -191,7 +193,7 @@ def _register() -> Iterator[None]:
     """
     folder = os.open(SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        lock(folder, fcntl.LOCK_EX, str(SHM))
+        lock(folder, fcntl.LOCK_EX, str(SHM), LONGEST_REGISTER_S)
         yield
     finally:
         os.close(folder)

@@ -79,19 +79,19 @@ class Segment:
         self._drop()
 
 
-def lock(fd: int, how: int, path: str) -> None:
+def lock(fd: int, how: int, path: str, longest: float) -> None:
     """Take a flock that nobody is expected to withhold for long; any user may, on what it can open.
 
-    Raises LockHeld when it cannot be had within LONGEST_LOCK_S.
+    Raises LockHeld when it cannot be had within `longest` seconds.
     """
-    deadline = time.monotonic() + LONGEST_LOCK_S
+    deadline = time.monotonic() + longest
     while True:
         try:
             fcntl.flock(fd, how | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise LockHeld(path, LONGEST_LOCK_S) from None
+                raise LockHeld(path, longest) from None
         time.sleep(_LOCK_AGAIN_S)
 
 
@@ -155,7 +155,7 @@ def attach(name: str) -> Segment:
                 f"this user ({os.geteuid()}) that nobody else may open (0600)",
                 name,
             )
-        lock(fd, fcntl.LOCK_SH, _path(name))
+        lock(fd, fcntl.LOCK_SH, _path(name), LONGEST_LOCK_S)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
             raise NotARing(f"segment {name!r} is not a file with anything in it ({found.st_size} bytes)")

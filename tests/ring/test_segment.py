@@ -20,9 +20,9 @@ from outfeed.ring import (
     NotARing,
     Ring,
     WrongVersion,
+    instance,
     segment,
 )
-from outfeed.ring.instance import sweep_dead
 
 MakeRing = Callable[..., Ring]
 SHM = Path("/dev/shm")
@@ -206,12 +206,13 @@ def test_a_lock_that_somebody_keeps_is_an_error_that_names_the_file(
 ) -> None:
     """Anybody can lock what it can open, such as /dev/shm itself: nobody may wait for that without end."""
     monkeypatch.setattr(segment, "LONGEST_LOCK_S", 0.05)
+    monkeypatch.setattr(instance, "LONGEST_REGISTER_S", 0.05)
     ring = make_ring()
     path = SHM / ring.name
     ring.close()
     for name, how, attempt in (
         (path, fcntl.LOCK_EX, lambda: Ring.attach(ring.name)),
-        (SHM, fcntl.LOCK_SH, sweep_dead),
+        (SHM, fcntl.LOCK_SH, instance.sweep_dead),
     ):
         fd = os.open(name, os.O_RDONLY)
         fcntl.flock(fd, how)
@@ -220,7 +221,7 @@ def test_a_lock_that_somebody_keeps_is_an_error_that_names_the_file(
         os.close(fd)
     monkeypatch.undo()
     Ring.attach(ring.name).close()
-    sweep_dead()
+    instance.sweep_dead()
 
 
 def test_a_closed_ring_is_stale_even_while_its_frames_are_held(make_ring: MakeRing, bell: Doorbell) -> None:
