@@ -7,7 +7,6 @@ import mmap
 import os
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.ring import CorruptLane, Doorbell, Ring, RingError, RingFull, segment, wait
+
+from tests.eventually import until
 
 MakeRing = Callable[..., Ring]
 PAGE = 4096
@@ -203,9 +204,7 @@ def test_any_bytes_in_a_doorbell_delay_a_wake_up_at_most(
 
     thread = threading.Thread(target=waiting)
     thread.start()
-    deadline = time.monotonic() + 30
-    while not ring.stats().consumers[0].parked:
-        assert time.monotonic() < deadline
+    until("the wait to sleep", lambda: ring.stats().consumers[0].parked)
     with open(f"/dev/shm/{bell.name}", "r+b") as file:
         file.seek(8)  # beyond its magic, without which it would not even be rung
         file.write(b"\xa5" * 120 + struct.pack("<I", word) + b"\xa5" * 124)

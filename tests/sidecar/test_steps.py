@@ -211,11 +211,15 @@ def test_a_step_that_a_quarantine_cuts_off_counts_for_nothing(
     monkeypatch.setattr(
         steps_module, "address", lambda name: cut_off if name == "outfeed_step" else address(name)
     )
+    ended = make_route(0, 0, 2, 1)
+    table.open(ended, 0)
+    table.end(ended)
+    both, counts = np.append(routes, np.uint64(ended)), np.array([5, 0], np.uint32)
     steps = StepWriter(lane, table)
     for _ in range(2):  # it stays the corrupt lane that it is
         with pytest.raises(CorruptLane, match="position 32"):
-            steps.push(routes, np.zeros(5, np.int32), np.array([5], np.uint32), encode_endings(()), 0.0)
-    assert table.pushed == (0, 0, 0)
+            steps.push(both, np.zeros(5, np.int32), counts, encode_endings(()), 0.0)
+    assert (table.pushed, table.stale_rows) == ((0, 0, 0), 0)
     assert table.advance(routes, None).first.tolist() == [0]
 
 
