@@ -1,86 +1,86 @@
-"""A process's doorbell: one named semaphore that wakes it for every ring it reads.
+"""A process's doorbell: one word in shared memory, on which it sleeps for every ring it reads.
 
-The only module that knows posix_ipc, which makes and unlinks; posting and sleeping are the C core's.
+Knows whose a doorbell is; ringing and sleeping are the C core's.
 """
 
-import contextlib
-import errno
-import fcntl
+import mmap
 import os
 import weakref
 from typing import Any, Self
 
-import posix_ipc
-
 from . import segment
 from ._core import ffi, lib
-from .errors import LaneOwned, NoRoom, RingClosed, RingError
+from .errors import LaneOwned, NotARing, RingClosed, RingError
+from .owner import Owner
 
 __all__ = ["Doorbell"]
 
 LONGEST_SPIN_S = 50e-6
 _TRIES = 8
-_SEMAPHORE_BYTES = 32  # glibc's sem_t on 64-bit Linux
 
 
-def _make(name: str) -> int:
-    """Make the semaphore, or adopt a dead process's; return a descriptor whose flock says it is in use."""
+def _open(name: str) -> segment.Segment:
+    """Adopt a dead process's doorbell, or make one."""
+
+    def fill(memory: mmap.mmap) -> None:
+        lib.bell_format(ffi.from_buffer(memory), lib.RING_BELL_BYTES, Owner.me().pack())
+
     for _ in range(_TRIES):
-        # Adopting comes first: glibc needs room in /dev/shm even to find out that a name is taken.
-        if (fd := _adopt(name)) is not None:
-            return fd
-        if segment.in_use(f"sem.{name}"):
-            raise LaneOwned(f"doorbell {name!r} belongs to a live process; give each process its own")
-        segment.sweep(name)
+        # Adopting comes first: it needs no room, so that a full /dev/shm cannot keep a replacement away.
+        if (adopted := _adopt(name)) is not None:
+            return adopted
         try:
-            posix_ipc.Semaphore(f"/{name}", posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
-        except posix_ipc.ExistentialError:
+            return segment.create(name, lib.RING_BELL_BYTES, fill)
+        except FileExistsError:
             continue  # somebody was faster: look again whose it is
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise NoRoom(f"sem.{name}", _SEMAPHORE_BYTES, 0) from error
-        fd = os.open(f"{segment.SHM}/sem.{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        if os.fstat(fd).st_nlink:  # else swept between its making and the lock
-            return fd
-        os.close(fd)
-    raise RingError(f"doorbell {name!r}: made and swept away {_TRIES} times; is something removing it?")
+    raise RingError(
+        f"doorbell {name!r}: after {_TRIES} tries /dev/shm/{name} is neither free nor a doorbell; "
+        "is something removing it, or does a process have a file of that name open (fuser -v names it)?"
+    )
 
 
-def _adopt(name: str) -> int | None:
-    """Take over a dead process's semaphore as it is: that needs no room, even when /dev/shm is full.
+def _adopt(name: str) -> segment.Segment | None:
+    """Take over a dead process's doorbell as it is; None when there is none, or it is none and was removed.
 
-    What its count is by now costs at most as many needless wakes. None when a live process has it, when it
-    is gone, or when the file is no semaphore.
+    Whose it is says the owner in it, as with a lane, and one of two takers wins: a lock would also be held by
+    the children that a dead owner has forked. What its word says by now costs at most a needless wake.
     """
     try:
-        fd = os.open(f"{segment.SHM}/sem.{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+        found = segment.attach(name)
+    except FileNotFoundError:
         return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found = os.fstat(fd)
-        if found.st_nlink and found.st_size == _SEMAPHORE_BYTES:
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            return fd
-    except BlockingIOError:
-        pass
-    os.close(fd)
-    return None
+    except NotARing:
+        segment.discard(name)
+        return None
+    base = ffi.from_buffer(found.memory)
+    if lib.bell_check(base, found.size) != lib.RING_OK:
+        found.close()
+        segment.discard(name)
+        return None
+    expected = int(lib.bell_owner(base))
+    owner = Owner.unpack(expected)
+    if owner is not None and owner.alive():
+        found.close()
+        raise LaneOwned(
+            f"doorbell {name!r} belongs to a live process ({owner.pid}); give each process its own"
+        )
+    # Its owner may have removed it and ended since it was opened: then the next look finds no such name.
+    if lib.bell_claim(base, expected, Owner.me().pack()) != lib.RING_OK or not found.has_name():
+        found.close()
+        return None
+    return found
 
 
-def _remove(name: str, fd: int, pid: int) -> None:
+def _remove(opened: segment.Segment, pid: int) -> None:
     if os.getpid() == pid:  # a forked child's copy is not the owner
-        with contextlib.suppress(posix_ipc.ExistentialError):
-            posix_ipc.unlink_semaphore(f"/{name}")
-    os.close(fd)
+        opened.unlink()
+    opened.close()
 
 
 class Doorbell:
     """What wakes a process when any of its rings has something. One thread waits on it at a time."""
 
-    __slots__ = ("__weakref__", "_bell", "_drop", "name")
+    __slots__ = ("__weakref__", "_base", "_bell", "_drop", "name")
 
     def __init__(self, name: str, longest_spin: float = LONGEST_SPIN_S) -> None:
         if not 0 <= longest_spin <= 0.01:
@@ -89,27 +89,27 @@ class Doorbell:
             raise ValueError(
                 f"doorbell name {name!r} has {len(name)} characters; at most {lib.RING_NAME_BYTES - 2} fit"
             )
-        fd = _make(name)
+        opened = _open(name)
         self.name = name
-        self._drop = weakref.finalize(self, _remove, name, fd, os.getpid())
-        bell = lib.bell_open(f"/{name}".encode(), int(longest_spin * 1e9))
+        self._drop = weakref.finalize(self, _remove, opened, os.getpid())
+        self._base = ffi.from_buffer(opened.memory)  # keeps it mapped for as long as the bell is there
+        bell = lib.bell_open(self._base, int(longest_spin * 1e9))
         if bell == ffi.NULL:
             self._drop()
-            raise RingError(
-                f"doorbell {name!r} was made but cannot be opened: is /dev/shm this process's own?"
-            )
+            raise MemoryError(f"doorbell {name!r}")
         self._bell: Any = ffi.gc(bell, lib.bell_free)
 
     @classmethod
     def create(cls, name: str, *, longest_spin: float = LONGEST_SPIN_S) -> Self:
-        """Make the doorbell; a dead process's of the same name is replaced.
+        """Make the doorbell; a dead process's of the same name is taken over.
 
         A wait spins before it sleeps for as long as recent sleeps taught it to, but at most `longest_spin`
         seconds (0 to 0.01; 0: it always sleeps at once, which suits a machine with too few cores). One of
         more than the default keeps a reader awake between frames that come at most that far apart: its writer
         is spared a system call per frame. That takes a core of its own; where there is none, it is slower.
 
-        Raises LaneOwned when a live process has one of that name.
+        Raises LaneOwned when a live process has one of that name, PermissionError when another user has one,
+        NoRoom.
         """
         return cls(name, longest_spin)
 
@@ -119,7 +119,7 @@ class Doorbell:
             raise RingClosed(f"doorbell {self.name!r} is closed")
 
     def close(self) -> None:
-        """Unlink the semaphore. Closing twice is fine."""
+        """Remove the doorbell. Closing twice is fine."""
         lib.bell_close(self._bell)
         self._drop()
 

@@ -6,6 +6,7 @@ __all__ = [
     "CorruptLane",
     "FrameTooLarge",
     "LaneOwned",
+    "LockHeld",
     "NoRoom",
     "NotARing",
     "RingClosed",
@@ -38,6 +39,16 @@ class RingFull(RingError):
 
 class LaneOwned(RingError):
     """A live process has the lane, the cursor or the doorbell."""
+
+
+class LockHeld(RingError):
+    """A lock that is only ever held for a moment was not to be had; the message names its file."""
+
+    def __init__(self, path: str, waited: float) -> None:
+        super().__init__(
+            f"{path}: another process has had it locked for {waited:g} s, where a moment was expected; "
+            "lslocks (its inode: ls -di) or fuser -v says which: end that process and start again"
+        )
 
 
 class CorruptLane(RingError):
@@ -83,7 +94,9 @@ class RingClosed(RingError):
 
 
 class WriterBusy(RingError):
-    """Two threads in one LaneWriter: a lane has one writer. Use a lock, or a lane each."""
+    """A second thread in one LaneWriter, or a write while a reservation is open: a lane has one writer, which
+    does one thing at a time. Use a lock, or a lane each.
+    """
 
 
 class ConsumerBusy(RingError):

@@ -15,12 +15,14 @@ from typing import Final
 
 from .board import Board, InstanceConfig, Phase, Role
 from .errors import RingError
-from .names import PREFIX, check_instance, doorbell_name, egress_name, segment_name, split_name
+from .names import PREFIX, check_instance, doorbell_name, egress_name, is_doorbell, segment_name, split_name
 from .ring import Ring
-from .segment import SHM, in_use, listed, sweep, unlink
+from .segment import SHM, in_use, listed, lock, sweep, unlink
 
 STRAGGLERS_S: Final = 3.0
 LOOK_EVERY_NS: Final = 50_000_000
+# Another instance may be in the making, and the pages of a large one take the kernel some seconds.
+LONGEST_REGISTER_S: Final = 30.0
 
 
 class InstanceRunning(RingError):
@@ -150,7 +152,7 @@ class Instance:
         """
         with _register():
             for what in listed(segment_name(self.name, "")):
-                if not what.startswith("sem."):
+                if not is_doorbell(what):
                     unlink(what)
             sweep(segment_name(self.name, ""))
 
@@ -186,11 +188,12 @@ def _plan(config: InstanceConfig) -> Iterator[tuple[str, int, int, int]]:
 def _register() -> Iterator[None]:
     """Hold the register: no instance is made or swept by another process meanwhile.
 
-    The lock is on the folder itself, so it leaves no file and a dead holder's lock is gone with it.
+    The lock is on the folder itself, so it leaves no file and a dead holder's lock is gone with it. Anybody
+    may take one there: LockHeld is raised when that lasts.
     """
     folder = os.open(SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        lock(folder, fcntl.LOCK_EX, str(SHM), LONGEST_REGISTER_S)
         yield
     finally:
         os.close(folder)
@@ -198,7 +201,7 @@ def _register() -> Iterator[None]:
 
 def _is_live(instance: str) -> bool:
     """Whether a live process has any segment of the instance open."""
-    return any(in_use(name) for name in leftovers(instance) if not name.startswith("sem."))
+    return any(in_use(name) for name in leftovers(instance) if not is_doorbell(name))
 
 
 def _wait_for_stragglers(instance: str) -> None:

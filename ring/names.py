@@ -1,4 +1,4 @@
-"""What an instance's segments and semaphores are called.
+"""What an instance's segments and doorbells are called.
 
 Every name of an instance starts with `outfeed-<instance>.`, so that one look at /dev/shm tells what
 belongs to whom, and a dead instance can be swept away by name alone.
@@ -9,6 +9,7 @@ import re
 from .errors import RingError
 
 PREFIX = "outfeed-"
+_BELL = "bell-"
 _INSTANCE = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _NAME = re.compile(rf"{PREFIX}(?P<instance>{_INSTANCE.pattern})\.(?P<what>[a-z0-9-]+)")
 
@@ -43,13 +44,16 @@ def egress_name(instance: str, reader: int) -> str:
 
 def doorbell_name(instance: str, process: str) -> str:
     """Name the doorbell of one process, for example `shard0` or `reader0`."""
-    return segment_name(instance, f"bell-{process}")
+    return segment_name(instance, f"{_BELL}{process}")
+
+
+def is_doorbell(name: str) -> bool:
+    """Whether a name in /dev/shm is that of an instance's doorbell."""
+    names = split_name(name)
+    return names is not None and names[1].startswith(_BELL)
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Split a name in /dev/shm into (instance, what); None if it is none of ours.
-
-    glibc keeps the POSIX semaphore `/x` in the file `sem.x`; both spellings are understood.
-    """
-    match = _NAME.fullmatch(name.removeprefix("sem."))
+    """Split a name in /dev/shm into (instance, what); None if it is none of ours."""
+    match = _NAME.fullmatch(name)
     return (match["instance"], match["what"]) if match else None

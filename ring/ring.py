@@ -173,7 +173,7 @@ class Ring:
         def claim(expected: int, mine: int) -> int:
             nonlocal handle
             out = ffi.new("lane_reader **")
-            bell = f"/{doorbell.name}".encode()
+            bell = doorbell.name.encode()
             code = lib.reader_claim(self._ring, index, expected, mine, bell, out)
             if code == 0:
                 handle = ffi.gc(out[0], lib.reader_free)

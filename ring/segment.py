@@ -16,18 +16,21 @@ import mmap
 import os
 import re
 import stat
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from .errors import NoRoom, NotARing
+from .errors import LockHeld, NoRoom, NotARing
 
-__all__ = ["Segment", "attach", "create", "in_use", "listed", "sweep", "unlink"]
+__all__ = ["Segment", "attach", "create", "discard", "in_use", "listed", "lock", "sweep", "unlink"]
 
 SHM = Path("/dev/shm")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 # Mapping these pages at once costs a few ms and saves a fault per page in the middle of a stream.
 _POPULATE_UP_TO = 256 << 20
+LONGEST_LOCK_S = 10.0
+_LOCK_AGAIN_S = 0.005
 
 
 def _path(name: str) -> str:
@@ -51,18 +54,45 @@ class Segment:
     A process that was forked with one shares its lock: attach again in the child before the parent closes.
     """
 
-    __slots__ = ("__weakref__", "_drop", "memory", "name", "size")
+    __slots__ = ("__weakref__", "_drop", "_fd", "memory", "name", "size")
 
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
+        self._fd = fd
         self.size = os.fstat(fd).st_size
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if self.size <= _POPULATE_UP_TO else 0)
         self.memory = mmap.mmap(fd, self.size, flags=flags)
         self._drop = weakref.finalize(self, _let_go, fd, os.getpid())
 
+    def has_name(self) -> bool:
+        """Whether the segment still has a name: nobody has removed it. Not to be asked of a closed one."""
+        return os.fstat(self._fd).st_nlink > 0
+
+    def unlink(self) -> None:
+        """Remove the name, if it is still this segment's and not a later one's. Not for a closed one."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(_path(self.name), follow_symlinks=False).st_ino == os.fstat(self._fd).st_ino:
+                os.unlink(_path(self.name))
+
     def close(self) -> None:
         """Stop counting as a user of the segment."""
         self._drop()
+
+
+def lock(fd: int, how: int, path: str, longest: float) -> None:
+    """Take a flock that nobody is expected to withhold for long; any user may, on what it can open.
+
+    Raises LockHeld when it cannot be had within `longest` seconds.
+    """
+    deadline = time.monotonic() + longest
+    while True:
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise LockHeld(path, longest) from None
+        time.sleep(_LOCK_AGAIN_S)
 
 
 def _reserve(name: str, fd: int, size: int) -> None:
@@ -111,12 +141,21 @@ def create(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
 def attach(name: str) -> Segment:
     """Map the segment `name`.
 
-    Raises FileNotFoundError when there is none, PermissionError when it is another user's, NotARing when
-    the name is not a plain file or an empty one.
+    Raises FileNotFoundError when there is none, PermissionError when it is another user's or open to others,
+    NotARing when the name is not a plain file or an empty one, LockHeld.
     """
-    fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    # O_NONBLOCK: whatever has the name, opening it never waits.
+    fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(
+                errno.EACCES,
+                f"segment of user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: expected one of "
+                f"this user ({os.geteuid()}) that nobody else may open (0600)",
+                name,
+            )
+        lock(fd, fcntl.LOCK_SH, _path(name), LONGEST_LOCK_S)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
             raise NotARing(f"segment {name!r} is not a file with anything in it ({found.st_size} bytes)")
@@ -135,30 +174,32 @@ def unlink(name: str) -> None:
 
 
 def listed(prefix: str) -> list[str]:
-    """Return the names in /dev/shm that start with `prefix`; a doorbell's is `sem.<name>`."""
+    """Return the names in /dev/shm that start with `prefix`."""
     return sorted(
         entry.name
         for entry in os.scandir(SHM)
-        if entry.is_file(follow_symlinks=False) and entry.name.removeprefix("sem.").startswith(prefix)
+        if entry.is_file(follow_symlinks=False) and entry.name.startswith(prefix)
     )
 
 
 def _lock_if_stale(name: str) -> int | None:
-    """Return a descriptor that locks `name` against everyone, or None when somebody uses it or it is gone."""
+    """Return a descriptor that locks `name` against all; None when it is in use, another user's or gone."""
     try:
         fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_uid == os.geteuid():
+            return fd
     except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
+        pass
+    os.close(fd)
+    return None
 
 
 def in_use(name: str) -> bool:
-    """Whether a live process has the segment (or doorbell, `sem.<name>`)."""
+    """Whether a live process has the segment (or doorbell)."""
     if not os.path.exists(_path(name)):
         return False
     fd = _lock_if_stale(name)
@@ -172,13 +213,15 @@ def sweep(prefix: str) -> list[str]:
 
     Returns what was removed. One in use is never touched, nor is one of another user.
     """
-    removed = []
-    for name in listed(prefix):
-        fd = _lock_if_stale(name)
-        if fd is None:
-            continue
-        # Whoever opened it meanwhile gets its lock after this one is dropped, and sees it has no name.
-        unlink(name)
-        os.close(fd)
-        removed.append(name)
-    return removed
+    return [name for name in listed(prefix) if discard(name)]
+
+
+def discard(name: str) -> bool:
+    """Remove the segment or doorbell `name` unless a live process has it; whether it was removed."""
+    fd = _lock_if_stale(name)
+    if fd is None:
+        return False
+    # Whoever opened it meanwhile gets its lock after this one is dropped, and sees it has no name.
+    unlink(name)
+    os.close(fd)
+    return True

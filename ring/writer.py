@@ -98,7 +98,7 @@ class LaneWriter(Writer):
         Fill it, then `commit` what it became, or `cancel`. One reservation at a time, and no `write` while
         it is open. The view must not be written to after either.
 
-        Raises as `write` does, and RingError when a reservation is open already.
+        Raises as `write` does.
         """
         if size < 0:
             raise ValueError(f"size {size}: expected 0 to {self.max_frame} bytes")
@@ -152,7 +152,9 @@ class LaneWriter(Writer):
         if code == lib.RING_CLOSED:
             raise RingClosed(f"{where}: the writer is closed, or this process was forked after it was made")
         if code == lib.RING_RESERVED:
-            raise RingError(f"{where}: a reservation is open; commit or cancel it first")
+            raise WriterBusy(
+                f"{where}: a reservation is open: commit or cancel it first, or is another thread writing?"
+            )
         raise ValueError(f"{where}: tag {tag} (expected 0-255) or size {size} (expected 0-{self.max_frame})")
 
     def close(self) -> None:

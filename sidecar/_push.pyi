@@ -8,5 +8,5 @@ class Pusher:
     def push(self, routes: Any, ids: Any, counts: Any, endings: bytes, timeout: float, /) -> int:
         """Write one decode step; see the method's own docstring."""
     def _bind(
-        self, tag: int, lane: tuple[int, int, int, int, memoryview], table: tuple[int, int, int], /
+        self, tag: int, lane: tuple[int, int, int, int, memoryview], table: tuple[int, int, int, int], /
     ) -> None: ...

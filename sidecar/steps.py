@@ -41,7 +41,12 @@ class StepWriter(Pusher):
         self._bind(
             Tag.BATCH,
             (lane.handle, lane.reserve, lane.commit, lane.cancel, lane.memory),
-            (address("outfeed_step_size"), address("outfeed_step"), table.address),
+            (
+                address("outfeed_step_size"),
+                address("outfeed_step"),
+                address("outfeed_step_retract"),
+                table.address,
+            ),
         )
 
     def push_with_families(

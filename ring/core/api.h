@@ -24,7 +24,7 @@ enum {
 
 /* Limits; the Python side reads them from here. */
 enum {
-    RING_LAYOUT_VERSION = 1,
+    RING_LAYOUT_VERSION = 2,
     RING_MAX_LANES = 256,
     RING_MAX_CONSUMERS = 256,
     RING_MIN_CAPACITY = 4096,
@@ -32,6 +32,7 @@ enum {
     RING_MAX_PARTS = 256,
     RING_MAX_BATCH = 4096,
     RING_NAME_BYTES = 64,
+    RING_BELL_BYTES = 256,
     RING_RECORD_HEADER = 16,
     RING_RECORD_ALIGN = 16,
     RING_LONGEST_TIMEOUT_S = 3600
@@ -69,8 +70,15 @@ int consumer_is_detached(const ring *r, uint32_t index);
 /* Doorbells (bell.c). */
 
 typedef struct bell bell;
-/* Its owner spins at most `longest_spin_ns` before it sleeps; 0: it sleeps at once. */
-bell *bell_open(const char *name, int64_t longest_spin_ns);
+/* Write a fresh doorbell's RING_BELL_BYTES, zeroed before, for this owner. */
+int bell_format(void *base, uint64_t bytes, uint64_t owner);
+/* RING_OK when these bytes are a doorbell's. The calls below ask for no less. */
+int bell_check(const void *base, uint64_t bytes);
+uint64_t bell_owner(const void *base);
+/* Take over a doorbell whose owner word is `expected`; it becomes `mine`. */
+int bell_claim(void *base, uint64_t expected, uint64_t mine);
+/* Use one's own. `base` must outlive it. It spins at most `longest_spin_ns` before it sleeps; 0: it sleeps at once. */
+bell *bell_open(void *base, int64_t longest_spin_ns);
 void bell_close(bell *b);
 void bell_free(bell *b);
 int bell_ring(bell *b);

@@ -1,97 +1,131 @@
-/* Sleeping and waking: named semaphores as doorbells for consumers, a futex for a writer without room.
+/* Sleeping and waking: a doorbell of each process's own for consumers, a futex for a writer without room.
  *
- * A doorbell belongs to a process, so one sleep covers every ring it reads. A full lane concerns one
- * writer and needs no name: its word in the lane is the futex. */
+ * A doorbell belongs to a process, so one sleep covers every ring it reads. It is a small file in /dev/shm
+ * with one word that counts, on which its owner sleeps (a futex, whose operation no byte of the file has a say
+ * in). A full lane concerns one writer and needs no name: its word in the lane is the futex.
+ *
+ * The word has two bits. Who rings sets RUNG and makes the wake-up call only if ASLEEP was set; who goes to
+ * sleep sets ASLEEP and does so only if RUNG was not. Both are one locked step on the same word, so one comes
+ * first and the other sees it; between the sleeper's step and its sleep the kernel compares once more. Any
+ * other value is as good as none: it costs a needless call, or at most the sleep's own bound. */
 
 #include "inner.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <linux/futex.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define FIRST_SPIN_NS 5000
 
+static_assert(RING_BELL_BYTES == sizeof(bell_block), "layout");
+
 struct bell {
     guard guard;
-    sem_t *semaphore;
+    bell_block *shared;
     spinning spin;
     half rung; /* by bell_ring: return from the wait even with nothing to read */
 };
 
-static struct timespec until(int64_t deadline) {
-    struct timespec t = {.tv_sec = deadline / NS_PER_S, .tv_nsec = deadline % NS_PER_S};
-    return t;
-}
-
 int bell_name_ok(const char *name, size_t bytes) {
     size_t length = strnlen(name, bytes);
-    if (length < 2 || length == bytes || name[0] != '/') return 0;
-    for (size_t i = 1; i < length; i++) {
+    if (length == 0 || length == bytes) return 0;
+    for (size_t i = 0; i < length; i++) {
         char c = name[i];
         int plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-        if (!plain && c != '-' && c != '_' && (c != '.' || i == 1)) return 0;
+        if (!plain && (i == 0 || (c != '-' && c != '_' && c != '.'))) return 0;
     }
     return 1;
 }
 
-/* Open a semaphore by a name that may come from shared memory. sem_open maps a file of any length, and
- * touching the map of one too short is a SIGBUS: look first. */
-static sem_t *open_semaphore(const char *name) {
-    char path[RING_NAME_BYTES + 16];
-    struct stat st;
-    snprintf(path, sizeof path, "/dev/shm/sem.%s", name + 1);
-    if (lstat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size < (off_t)sizeof(sem_t)) return NULL;
-    sem_t *s = sem_open(name, 0);
-    return s == SEM_FAILED ? NULL : s;
+int bell_format(void *base, uint64_t bytes, uint64_t owner) {
+    if (bytes != sizeof(bell_block)) return RING_GEOMETRY;
+    bell_block *b = base;
+    poke(&b->owner, owner);
+    store_magic(&b->magic, BELL_MAGIC);
+    return RING_OK;
 }
 
-bell *bell_open(const char *name, int64_t longest_spin_ns) {
-    if (!bell_name_ok(name, RING_NAME_BYTES)) return NULL;
+int bell_check(const void *base, uint64_t bytes) {
+    if (bytes != sizeof(bell_block)) return RING_NO_BELL;
+    return load_magic(&((const bell_block *)base)->magic) == BELL_MAGIC ? RING_OK : RING_NO_BELL;
+}
+
+uint64_t bell_owner(const void *base) { return peek(&((const bell_block *)base)->owner); }
+
+int bell_claim(void *base, uint64_t expected, uint64_t mine) {
+    return claim_owner(&((bell_block *)base)->owner, expected, mine) ? RING_OK : RING_OWNED;
+}
+
+/* Map a doorbell by a name that may come from shared memory: nothing but one of this user's own, of the right
+ * size (touching the map of a shorter file is a SIGBUS) and with the right magic. */
+static bell_block *map_bell(const char *name) {
+    char path[RING_NAME_BYTES + 16];
+    struct stat st;
+    snprintf(path, sizeof path, "/dev/shm/%s", name);
+    /* O_NONBLOCK: whatever has the name, opening it never waits. */
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return NULL;
+    bell_block *b = NULL;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == (off_t)sizeof *b && st.st_uid == geteuid() &&
+        (st.st_mode & 077) == 0) {
+        b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (b == MAP_FAILED) b = NULL;
+    }
+    close(fd);
+    if (b != NULL && bell_check(b, sizeof *b) != RING_OK) {
+        munmap(b, sizeof *b);
+        b = NULL;
+    }
+    return b;
+}
+
+bell *bell_open(void *base, int64_t longest_spin_ns) {
     bell *b = calloc(1, sizeof *b);
     if (b == NULL) return NULL;
     guard_init(&b->guard);
+    b->shared = base;
     b->spin.longest_ns = longest_spin_ns;
     b->spin.next_ns = longest_spin_ns < FIRST_SPIN_NS ? longest_spin_ns : FIRST_SPIN_NS;
-    b->semaphore = open_semaphore(name);
-    if (b->semaphore == NULL) {
-        free(b);
-        return NULL;
-    }
     return b;
 }
 
 void bell_close(bell *b) { atomic_store(&b->guard.closed, 1); }
 
-void bell_free(bell *b) {
-    if (b == NULL) return;
-    if (b->semaphore != NULL) sem_close(b->semaphore);
-    free(b);
+void bell_free(bell *b) { free(b); }
+
+static void call(bell_block *b) {
+    if (ring_bell(&b->call) & BELL_ASLEEP) futex_wake(&b->call);
 }
 
 int bell_ring(bell *b) {
     if (atomic_load(&b->guard.closed)) return RING_CLOSED;
     set_flag(&b->rung);
-    sem_post(b->semaphore);
+    call(b->shared);
     return RING_OK;
 }
 
 int bell_sleep(bell *b, int64_t deadline) {
-    struct timespec t = until(deadline);
-    if (sem_clockwait(b->semaphore, CLOCK_MONOTONIC, &t) == 0) return RING_OK;
-    return errno == EINTR ? RING_INTERRUPTED : RING_FULL;
+    half *word = &b->shared->call;
+    if (turn_bell(word, BELL_ASLEEP) & BELL_RUNG) {
+        turn_bell(word, 0);
+        return RING_OK;
+    }
+    int64_t left = deadline - now_ns();
+    int rc = left > 0 ? futex_sleep(word, BELL_ASLEEP, left) : RING_FULL;
+    int rung = turn_bell(word, 0) & BELL_RUNG;
+    return rung && rc == RING_FULL ? RING_OK : rc;
 }
 
 void caller_close(caller *cached) {
-    if (cached->semaphore != NULL) sem_close(cached->semaphore);
-    cached->semaphore = NULL;
+    if (cached->bell != NULL) munmap(cached->bell, sizeof *cached->bell);
+    cached->bell = NULL;
     cached->turn = 0;
 }
 
@@ -104,7 +138,7 @@ static void caller_open(consumer_block *c, caller *cached, uint32_t turn) {
     for (int i = 0; i < 8; i++) name.words[i] = peek(&c->bell[i]);
     /* Torn while it was being rewritten: its writer is awake then, and looks before it sleeps. */
     if (load_turn_again(&c->bell_turn) != turn || !bell_name_ok(name.text, sizeof name.text)) return;
-    cached->semaphore = open_semaphore(name.text);
+    cached->bell = map_bell(name.text);
     /* Remember a failure too, so that a dead consumer's name is not looked up on every write. */
     cached->turn = turn;
 }
@@ -113,11 +147,11 @@ void call_consumer(consumer_block *c, caller *cached) {
     uint32_t turn = load_turn(&c->bell_turn);
     if (turn & 1) return;
     if (turn != cached->turn) caller_open(c, cached, turn);
-    if (cached->semaphore != NULL) sem_post(cached->semaphore);
+    if (cached->bell != NULL) call(cached->bell);
 }
 
 int futex_sleep(half *flag, uint32_t expected, int64_t timeout_ns) {
-    struct timespec t = until(timeout_ns);
+    struct timespec t = {.tv_sec = timeout_ns / NS_PER_S, .tv_nsec = timeout_ns % NS_PER_S};
     if (syscall(SYS_futex, flag, FUTEX_WAIT, expected, &t, NULL, 0) == 0) return RING_OK;
     if (errno == EINTR) return RING_INTERRUPTED;
     return errno == ETIMEDOUT ? RING_FULL : RING_OK;
@@ -125,11 +159,12 @@ int futex_sleep(half *flag, uint32_t expected, int64_t timeout_ns) {
 
 void futex_wake(half *flag) { syscall(SYS_futex, flag, FUTEX_WAKE, 1, NULL, NULL, 0); }
 
-/* One waiter at a time: claim the bell and forget old rings, which were for what is read by now. */
+/* One waiter at a time: claim the bell and forget old rings. What they were for is seen by the look that
+ * follows, because forgetting is a turn_bell too. */
 int bell_begin(bell *b) {
     int rc = guard_enter(&b->guard);
     if (rc != RING_OK) return rc;
-    for (int i = 0; i < 64 && sem_trywait(b->semaphore) == 0; i++) continue;
+    if (peek_half(&b->shared->call) != 0) turn_bell(&b->shared->call, 0);
     return RING_OK;
 }
 

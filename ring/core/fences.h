@@ -7,9 +7,11 @@
  *   store_tail      (writer)     ↔ load_tail       (consumer)     the record's bytes are there when the tail says so
  *   store_head      (consumer)   ↔ load_head       (writer)       the consumer is done with the bytes it gives back
  *   store_magic     (creator)    ↔ load_magic      (attacher)     the header is complete
- *   store_state     (consumer)   ↔ load_state      (writer)       the heads of a cursor that is opened again
+ *   store_state     (consumer)   ↔ load_state      (writer)       the heads of a cursor opening, then of one open
  *   store_turn      (consumer)   ↔ load_turn, load_turn_again (writer)   the doorbell's name is whole
  *   set_flag        (sleeper)    ↔ see_flag, take_flag (waker)    what the sleeper wrote before parking
+ *   ring_bell       (waker)      ↔ turn_bell       (sleeper)      what the doorbell was rung for; both are locked
+ *                                                                 steps on one word, so one sees the other's
  *   claim_owner     (last owner) ↔ claim_owner     (next owner)   what the last one left
  *   leave_guard     (thread)     ↔ take_guard      (next thread)  what the one before wrote to the handle
  *
@@ -79,6 +81,13 @@ static inline void set_flag(half *p) { atomic_store_explicit(p, 1, memory_order_
 static inline int see_flag(const half *p) { return atomic_load_explicit(p, memory_order_acquire) == 1; }
 /* True when the flag was set and this call cleared it: of several wakers exactly one wakes. */
 static inline int take_flag(half *p) { return atomic_exchange_explicit(p, 0, memory_order_acq_rel) == 1; }
+/* A doorbell's word, changed and told what it was in one locked step by either side. They pair with each other. */
+static inline uint32_t ring_bell(half *p) {
+    return atomic_fetch_or_explicit(p, BELL_RUNG, memory_order_acq_rel);
+}
+static inline uint32_t turn_bell(half *p, uint32_t v) {
+    return atomic_exchange_explicit(p, v, memory_order_acq_rel);
+}
 /* Compare and swap of an owner word: one claimant wins. Everything a claim reads comes after it. */
 static inline int claim_owner(word *p, uint64_t expected, uint64_t mine) {
     return atomic_compare_exchange_strong_explicit(p, &expected, mine, memory_order_acq_rel,

@@ -4,7 +4,7 @@
 #define OUTFEED_RING_INNER_H
 
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* sem_clockwait, syscall; this header comes first in every file */
+#define _GNU_SOURCE /* syscall; this header comes first in every file */
 #endif
 
 #include <stdatomic.h>
@@ -99,14 +99,15 @@ static inline void wake_writer(lane_block *l) {
 
 /* Another process's doorbell, opened when first needed and again when the cursor changes hands. */
 typedef struct caller {
-    void *semaphore;
+    bell_block *bell;
     uint32_t turn;
 } caller;
 
 /* Ring the doorbell of a consumer whose parked flag the caller of this has just taken. */
 void call_consumer(consumer_block *c, caller *cached);
 void caller_close(caller *cached);
-/* Until `deadline` on the monotonic clock: RING_OK when rung, RING_FULL when time is up. */
+/* Until `deadline` on the monotonic clock: RING_OK when rung (or there is reason to look again), RING_FULL when
+ * time is up, RING_INTERRUPTED when a signal came, rung or not. */
 int bell_sleep(bell *b, int64_t deadline);
 int bell_begin(bell *b);
 void bell_end(bell *b);

@@ -112,7 +112,8 @@ static_assert(offsetof(lane_block, posts) == 424, "layout");
 static_assert(offsetof(lane_block, takeovers) == 432, "layout");
 static_assert(sizeof(lane_block) == 4 * LINE, "layout");
 
-enum { CURSOR_OPEN = 0, CURSOR_DETACHED = 1 };
+/* OPENING: attached again, its heads are not to be relied on yet. */
+enum { CURSOR_OPEN = 0, CURSOR_DETACHED = 1, CURSOR_OPENING = 2 };
 
 typedef struct consumer_block {
     /* The consumer sets it before it sleeps; the writer that clears it rings the doorbell. */
@@ -152,6 +153,23 @@ typedef struct head_line {
 static_assert(offsetof(head_line, head) == 0, "layout");
 static_assert(offsetof(head_line, high_water) == 8, "layout");
 static_assert(sizeof(head_line) == LINE, "layout");
+
+/* A doorbell: a file of its own, of just these bytes. */
+#define BELL_MAGIC UINT64_C(0x4c4c45424654554f) /* "OUTFBELL" */
+
+enum { BELL_RUNG = 1, BELL_ASLEEP = 2 };
+
+typedef struct bell_block {
+    _Alignas(LINE) word magic;
+    word owner;
+    /* BELL_*. The owner sleeps on it, whoever has something for it rings: a futex. */
+    _Alignas(LINE) half call;
+} bell_block;
+
+static_assert(offsetof(bell_block, magic) == 0, "layout");
+static_assert(offsetof(bell_block, owner) == 8, "layout");
+static_assert(offsetof(bell_block, call) == 128, "layout");
+static_assert(sizeof(bell_block) == 2 * LINE, "layout");
 
 typedef struct record {
     uint32_t body_len;

@@ -184,16 +184,23 @@ uint32_t reader_fault_lane(const lane_reader *c) { return c->told_lane; }
 
 uint64_t reader_fault_position(const lane_reader *c) { return c->told_position; }
 
-/* A cursor that was detached starts at the tails. A writer that looked at the heads before it saw the
- * cursor open may fill up to a lane beyond the tail it had then; the second load of the tails, after the
- * fence, is at least that tail, so it cannot overrun what this cursor will read. */
+static void start_at_tails(lane_reader *c) {
+    for (uint32_t lane = 0; lane < c->ring.lanes; lane++)
+        store_head(&head_at(&c->ring, c->index, lane)->head, load_tail(&lane_at(&c->ring, lane)->tail));
+}
+
+/* A cursor that was detached starts at the tails. A writer that looked at the heads before it saw the cursor
+ * opening may fill up to a lane beyond the tail it had then; the second load of the tails, after the fence, is
+ * at least that tail, so it cannot overrun what this cursor will read. The first heads may lie any distance
+ * behind by the time the writer looks again, so it takes those of an opening cursor for no more than a lower
+ * bound (least_head); they are there so that what it does see is one. */
 static void attach_afresh(lane_reader *c) {
-    for (int pass = 0; pass < 2; pass++) {
-        for (uint32_t lane = 0; lane < c->ring.lanes; lane++)
-            store_head(&head_at(&c->ring, c->index, lane)->head, load_tail(&lane_at(&c->ring, lane)->tail));
-        store_state(&c->shared->state, CURSOR_OPEN);
-        fence_attached();
-    }
+    start_at_tails(c);
+    store_state(&c->shared->state, CURSOR_OPENING);
+    fence_attached();
+    start_at_tails(c);
+    store_state(&c->shared->state, CURSOR_OPEN);
+    fence_released();
 }
 
 static void write_bell_name(consumer_block *c, const char *name) {
@@ -212,10 +219,14 @@ static void write_bell_name(consumer_block *c, const char *name) {
 static void adopt(lane_reader *c, uint64_t expected, const char *bell_name) {
     poke_half(&c->shared->parked, 0);
     write_bell_name(c->shared, bell_name);
-    if (load_state(&c->shared->state) == CURSOR_DETACHED) attach_afresh(c);
+    /* Who was opening it died on the way: its heads are good for nothing, and nothing was read. */
+    uint32_t state = load_state(&c->shared->state);
+    int afresh = state == CURSOR_DETACHED || state == CURSOR_OPENING;
+    if (afresh) attach_afresh(c);
     if (expected != 0) bump(&c->shared->takeovers, 1);
-    /* The dead consumer may have taken a writer's flag and died before it woke it: wake them all. */
-    for (uint32_t lane = 0; expected != 0 && lane < c->ring.lanes; lane++)
+    /* The dead consumer may have taken a writer's flag and died before it woke it, and an opening cursor looks
+     * like a full lane: wake them all. */
+    for (uint32_t lane = 0; (expected != 0 || afresh) && lane < c->ring.lanes; lane++)
         wake_writer(lane_at(&c->ring, lane));
     for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
         cursor *k = &c->lanes[lane];

@@ -60,19 +60,21 @@ static int wait_on(bell *b, lane_reader *const *readers, uint32_t count, int64_t
     if (spin(readers, count, start, least(s->next_ns, timeout_ns))) return 1;
     int64_t deadline = start + timeout_ns;
     parked = now_ns();
-    int slept = RING_OK, more = 0;
+    int slept = RING_OK, more = 0, rung = 0;
     /* A ring left over from an earlier park ends a sleep early; go round until there is a reason. The
      * bound is for a doorbell that somebody rings without end. */
-    for (int round = 0; round < 1024 && !more && slept == RING_OK; round++) {
+    for (int round = 0; round < 1024 && !more && !rung && slept == RING_OK; round++) {
         park_all(readers, count);
         more = any_has_more(readers, count);
         if (!more) slept = bell_sleep(b, deadline);
         unpark_all(readers, count);
         more = more || any_has_more(readers, count);
-        if (bell_was_rung(b)) break;
+        rung = bell_was_rung(b);
     }
     learn(s, now_ns() - parked);
-    return more ? 1 : slept == RING_INTERRUPTED ? RING_INTERRUPTED : 0;
+    if (more) return 1;
+    /* Rung by hand and interrupted at once: the ring is used up by now, so it has to end this very wait. */
+    return slept == RING_INTERRUPTED && !rung ? RING_INTERRUPTED : 0;
 }
 
 int readers_wait(bell *b, lane_reader *const *readers, uint32_t count, int64_t timeout_ns) {

@@ -27,13 +27,17 @@ struct lane_writer {
 #define NONE UINT64_MAX
 
 /* The shared words are as the ring's rules allow: every open cursor at most a lane behind. On success
- * *least is the lowest of them (the tail itself when all are detached), else the position at fault. */
+ * *least is the lowest of them (the tail itself when all are detached), else the position at fault. Of a cursor
+ * that is just opening nothing is known but that it will not start further back than a lane (attach_afresh). */
 static int least_head(const ring *r, uint32_t lane, uint64_t tail, uint64_t *least) {
     uint64_t low = tail;
     fence_heads();
     for (uint32_t i = 0; i < r->consumers; i++) {
-        if (load_state(&consumer_at(r, i)->state) == CURSOR_DETACHED) continue;
+        uint32_t state = load_state(&consumer_at(r, i)->state);
+        if (state == CURSOR_DETACHED) continue;
         uint64_t head = load_head(&head_at(r, i, lane)->head);
+        if (state == CURSOR_OPENING && !sane_span(r, head, tail))
+            head = tail > r->capacity ? tail - r->capacity : 0;
         if (!sane_span(r, head, tail)) {
             *least = head;
             return RING_CORRUPT;
@@ -209,9 +213,10 @@ int writer_commit(lane_writer *w, int tag, uint64_t size) {
         rc = RING_ARGUMENT;
     else if (size > w->body_max)
         rc = RING_TOO_LARGE;
-    else if ((rc = check_quarantine(w)) == RING_OK) {
-        publish(w, w->body_at, tag, size);
-        w->body_at = NONE;
+    else {
+        rc = check_quarantine(w);
+        if (rc == RING_OK) publish(w, w->body_at, tag, size);
+        w->body_at = NONE; /* also of a lane that is closed: there is nothing left to commit to */
     }
     guard_leave(&w->guard);
     return rc;

@@ -28,7 +28,7 @@ from typing import Any
 
 import zmq
 from benches.transports import FORK
-from outfeed.ring import Consumer, Doorbell, LaneWriter, Ring, wait
+from outfeed.ring import Consumer, Doorbell, LaneWriter, Ring, segment, wait
 from outfeed.ring.doorbell import LONGEST_SPIN_S
 
 PAUSE_S = 200e-6
@@ -93,6 +93,7 @@ def outfeed(wakes: list[int], spin: float = 0.0) -> Iterator[Trip]:
         wakes.append(sum(ring.stats().consumers[0].wakes for ring in (there, back)))
     for ring in (there, back):
         ring.unlink()
+    segment.discard(f"{name}.bell-echo")  # the partner was killed and could not do so
 
 
 def spinning(wakes: list[int]) -> AbstractContextManager[Trip]:

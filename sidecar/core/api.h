@@ -54,6 +54,9 @@ uint64_t outfeed_step_size(const outfeed_decode_step *step);
  * first = 0: the shard drops them. */
 int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint8_t *out);
 
+/* Take back what it counted in: the step was written and could not be published. */
+void outfeed_step_retract(outfeed_table *table, const outfeed_decode_step *step);
+
 /* `first` and prompt alone, for a step that is encoded elsewhere. Returns the tokens, or as above. The table's
  * statistics stay as they are until the step is written: *stale_rows gets how many were for requests that
  * had ended. */

@@ -138,3 +138,14 @@ int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint
     table->stale_rows += stale_rows;
     return 0;
 }
+
+void outfeed_step_retract(outfeed_table *table, const outfeed_decode_step *step) {
+    outfeed_rows_retract(table, step->rows, step->routes, step->counts);
+    for (uint32_t row = 0; row < step->rows; row++) {
+        const outfeed_slot *slot = slot_of(table, step->routes[row]);
+        if (slot != NULL && !has(slot, step->routes[row])) table->stale_rows--;
+    }
+    table->steps--;
+    table->rows -= step->rows;
+    table->tokens -= step->tokens;
+}

@@ -40,7 +40,7 @@ def instance() -> Iterator[Instance]:
 
 def test_names_lead_back_to_their_instance() -> None:
     assert split_name(segment_name("a-1", "step")) == ("a-1", "step")
-    assert split_name("sem." + doorbell_name("a-1", "shard0")) == ("a-1", "bell-shard0")
+    assert split_name(doorbell_name("a-1", "shard0")) == ("a-1", "bell-shard0")
     assert split_name("outfeed-UPPER.step") is None
     assert split_name("psm_1234") is None
 

@@ -1,16 +1,18 @@
 """Death at any point: take-over of lanes and cursors, detaching, forks, and kill -9 at random instants."""
 
+import contextlib
 import json
+import mmap
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from outfeed.ring import Consumer, Doorbell, LaneOwned, LaneWriter, Owner, Ring, RingClosed
+from outfeed.ring import Consumer, Doorbell, LaneOwned, LaneWriter, Owner, Ring, RingClosed, RingFull
 
 MakeRing = Callable[..., Ring]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -114,6 +116,50 @@ def test_a_dead_consumer_can_be_detached_and_frees_the_writers(make_ring: MakeRi
     assert ring.stats().lanes[0].used == 0
 
 
+def test_a_cursor_whose_taker_died_while_opening_it_costs_no_lane(
+    make_ring: MakeRing, bell: Doorbell
+) -> None:
+    """Its heads lie many lanes behind, which of an open cursor would be a sign of a corrupt lane."""
+    ring = make_ring()
+    ring.detach_consumer(0)
+    writer = ring.writer(0)
+    for _ in range(20):
+        writer.write(1, bytes(1000))
+    state = 4096 + 512 + 136
+    with open(f"/dev/shm/{ring.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[state : state + 4] = (2).to_bytes(4, "little")  # killed between its looks at the tails
+    with pytest.raises(RingFull):
+        writer.write(2, bytes(1000))
+    consumer = ring.consumer(0, bell)
+    assert consumer.read() == []
+    writer.write(3, b"after")
+    assert [tag for _, tag, _ in consumer.read()] == [3]
+    assert ring.stats().lanes[0].quarantined is None
+
+
+def test_attaching_again_beside_a_busy_writer_costs_no_lane(make_ring: MakeRing, bell: Doorbell) -> None:
+    """With many lanes it takes a while, in which one of them may be written round and round."""
+    ring = make_ring(lanes=256)
+    ring.detach_consumer(0)
+
+    def write_as_fast_as_can_be() -> None:
+        writer = ring.writer(128)
+        while True:
+            with contextlib.suppress(RingFull):
+                writer.write(1, bytes(1008))
+
+    process = multiprocessing.get_context("fork").Process(target=write_as_fast_as_can_be, daemon=True)
+    process.start()
+    for _ in range(500):
+        with ring.consumer(0, bell) as consumer:
+            for _ in range(3):
+                consumer.read()  # raises CorruptLane if the lane is found so
+                consumer.release()
+        ring.detach_consumer(0)
+    process.kill()
+    process.join()
+
+
 def test_a_reused_pid_is_not_mistaken_for_its_owner() -> None:
     me = Owner.me()
     assert me.alive()
@@ -215,22 +261,100 @@ def test_kill_9_at_random_instants_loses_and_doubles_nothing() -> None:
     assert (found["lost"], found["doubled"], found["corrupt"], found["hung"]) == (0, 0, 0, 0)
 
 
-def test_a_dead_processs_doorbell_is_adopted_without_needing_room() -> None:
+def ring_and_die(name: str) -> None:
+    """Leave a doorbell behind, as a killed process does."""
+
+    def ring() -> Doorbell:
+        bell = Doorbell.create(name)
+        bell.ring()
+        return bell
+
+    dying(ring)
+
+
+def test_a_dead_processs_doorbell_is_adopted_without_needing_room(name: str) -> None:
     """A full /dev/shm must not keep a replacement from starting: nothing new is made."""
-    name = f"outfeed-bell-adopt-{os.getpid()}"
-    code = (
-        "import os, signal, sys; from outfeed.ring import Doorbell\n"
-        "bell = Doorbell.create(sys.argv[1]); bell.ring(); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    subprocess.run([sys.executable, "-c", code, name], check=False)
-    left = Path(f"/dev/shm/sem.{name}").stat().st_ino
+    ring_and_die(name)
+    left = Path(f"/dev/shm/{name}").stat().st_ino
     with Doorbell.create(name):
-        assert Path(f"/dev/shm/sem.{name}").stat().st_ino == left
-    assert not Path(f"/dev/shm/sem.{name}").exists()
+        assert Path(f"/dev/shm/{name}").stat().st_ino == left
+    assert not Path(f"/dev/shm/{name}").exists()
 
 
-def test_a_dead_processs_broken_doorbell_is_replaced() -> None:
-    name = f"outfeed-bell-broken-{os.getpid()}"
-    Path(f"/dev/shm/sem.{name}").write_bytes(b"x")
+@pytest.mark.parametrize("left", [b"", b"x", bytes(256), b"\xa5" * 256, b"OUTFBELL"])
+def test_what_is_no_doorbell_is_replaced(name: str, left: bytes) -> None:
+    path = Path(f"/dev/shm/{name}")
+    path.touch(mode=0o600)
+    path.write_bytes(left)
     with Doorbell.create(name):
-        assert Path(f"/dev/shm/sem.{name}").stat().st_size > 1
+        assert path.read_bytes()[:8] == b"OUTFBELL"
+        assert path.stat().st_size == 256
+
+
+@pytest.fixture
+def rival() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Run something in a process that then lives, holding what it got, to the end of the test."""
+    pids: list[int] = []
+
+    def start(work: Callable[[], object]) -> None:
+        ready, done = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            held = work()
+            os.write(done, b"r")
+            signal.pause()
+            del held
+            os._exit(0)
+        pids.append(pid)
+        assert os.read(ready, 1) == b"r"
+        os.close(ready)
+        os.close(done)
+
+    yield start
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_doorbell_goes_to_one_of_two_successors(
+    name: str, rival: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process takes it between this one's look at its dead owner and its claim."""
+    ring_and_die(name)
+    alive = Owner.alive
+
+    def lose_the_race(owner: Owner) -> bool:
+        monkeypatch.setattr(Owner, "alive", alive)
+        rival(lambda: Doorbell.create(name))
+        return False
+
+    monkeypatch.setattr(Owner, "alive", lose_the_race)
+    with pytest.raises(LaneOwned, match="belongs to a live process"):
+        Doorbell.create(name)
+    assert Path(f"/dev/shm/{name}").exists()  # the winner's is not taken from it
+
+
+def test_a_forked_child_that_outlives_its_parent_does_not_keep_the_doorbell(name: str) -> None:
+    ready, done = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        bell = Doorbell.create(name)
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.write(done, child.to_bytes(8, "little"))
+        signal.pause()
+        del bell
+        os._exit(0)
+    child = int.from_bytes(os.read(ready, 8), "little")
+    try:
+        with pytest.raises(LaneOwned, match=f"live process \\({parent}\\)"):
+            Doorbell.create(name)
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        with Doorbell.create(name) as bell:
+            bell.ring()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(ready)
+        os.close(done)

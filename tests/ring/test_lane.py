@@ -4,7 +4,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from outfeed.ring import Doorbell, FrameTooLarge, LaneOwned, Ring, RingClosed, RingError, RingFull, wait
+from outfeed.ring import (
+    Doorbell,
+    FrameTooLarge,
+    LaneOwned,
+    Ring,
+    RingClosed,
+    RingError,
+    RingFull,
+    WriterBusy,
+    wait,
+)
 
 MakeRing = Callable[..., Ring]
 
@@ -93,8 +103,10 @@ def test_reserve_fill_commit(make_ring: MakeRing, bell: Doorbell) -> None:
     view = writer.reserve(100)
     assert len(view) == 100
     assert consumer.read() == []
-    with pytest.raises(RingError, match="reservation is open"):
+    with pytest.raises(WriterBusy, match="reservation is open"):
         writer.write(1, b"x")
+    with pytest.raises(WriterBusy, match="reservation is open"):
+        writer.reserve(1)
     view[:3] = b"abc"
     with pytest.raises(FrameTooLarge):
         writer.commit(9, 101)

@@ -1,6 +1,5 @@
 """The exact bytes: what is written where, so that a change of layout cannot go unnoticed."""
 
-import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,7 @@ def test_the_header_page(make_ring: MakeRing) -> None:
     area = -(-(heads + 6 * HEAD) // PAGE) * PAGE
     assert len(data) == area + 3 * 8192
     assert data[:8] == b"OUTFRING"
-    assert struct.unpack_from("<IIII", data, 8) == (1, 3, 2, 128)
+    assert struct.unpack_from("<IIII", data, 8) == (2, 3, 2, 128)
     assert struct.unpack_from("<QQQ", data, 24) == (8192, len(data), area)
     assert Owner.unpack(u64(data, 56)) == Owner.me()
     assert data[64:128].rstrip(b"\0") == ring.name.encode()[:63]
@@ -74,7 +73,16 @@ def test_the_consumer_table_names_its_doorbell(make_ring: MakeRing, bell: Doorbe
     block = PAGE + LANE
     assert Owner.unpack(u64(data, block + 128)) == Owner.me()
     assert struct.unpack_from("<II", data, block + 136) == (0, 2)
-    assert data[block + 144 : block + 208].rstrip(b"\0") == f"/{bell.name}".encode()
+    assert data[block + 144 : block + 208].rstrip(b"\0") == bell.name.encode()
     consumer.close()
     assert u64(bytes_of(ring), block + 128) == 0
-    assert os.stat(f"/dev/shm/sem.{bell.name}").st_size == 32
+
+
+def test_a_doorbell_is_two_lines_magic_and_owner_then_its_word(bell: Doorbell) -> None:
+    data = Path(f"/dev/shm/{bell.name}").read_bytes()
+    assert len(data) == 256
+    assert data[:8] == b"OUTFBELL"
+    assert Owner.unpack(u64(data, 8)) == Owner.me()
+    assert u64(data, 128) == 0
+    bell.ring()
+    assert u64(Path(f"/dev/shm/{bell.name}").read_bytes(), 128) == 1

@@ -18,6 +18,7 @@ RULES = [
     "NO_FENCE_RELEASED",
     "NO_FENCE_ROOM",
     "NO_SECOND_LOOK",
+    "NO_SECOND_COMPARE",
     "NO_WAKE_ON_TAKEOVER",
     "NO_RELEASE_ORDER",
 ]
@@ -49,7 +50,7 @@ def test_nothing_is_lost_doubled_or_asleep_whoever_dies(tmp_path: Path) -> None:
 
 
 def test_a_cursor_that_is_attached_again_is_not_overrun(tmp_path: Path) -> None:
-    assert errors(tmp_path, "attach.pml") == 0
+    assert errors(tmp_path, "attach.pml", "KILLS=1") == 0
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -57,6 +58,8 @@ def test_every_rule_is_needed(tmp_path: Path, rule: str) -> None:
     assert errors(tmp_path, "ring.pml", rule, "KILLS=1") == 1
 
 
-@pytest.mark.parametrize("rule", ["NO_FENCE_HEADS", "NO_FENCE_ATTACHED", "NO_SECOND_PASS"])
+@pytest.mark.parametrize(
+    "rule", ["NO_FENCE_HEADS", "NO_FENCE_ATTACHED", "NO_SECOND_PASS", "NO_OPENING", "NO_AFRESH"]
+)
 def test_every_rule_of_attaching_is_needed(tmp_path: Path, rule: str) -> None:
-    assert errors(tmp_path, "attach.pml", rule) == 1
+    assert errors(tmp_path, "attach.pml", rule, "KILLS=1") == 1

@@ -1,5 +1,6 @@
 """Segments: whole or not at all, private, with all their pages, unlinked by no bystander, swept if stale."""
 
+import fcntl
 import mmap
 import os
 import stat
@@ -10,7 +11,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from outfeed.ring import BadCapacity, Doorbell, LaneOwned, NoRoom, NotARing, Ring, WrongVersion, segment
+from outfeed.ring import (
+    BadCapacity,
+    Doorbell,
+    LaneOwned,
+    LockHeld,
+    NoRoom,
+    NotARing,
+    Ring,
+    WrongVersion,
+    instance,
+    segment,
+)
 
 MakeRing = Callable[..., Ring]
 SHM = Path("/dev/shm")
@@ -97,7 +109,7 @@ def test_odd_names_are_refused(bad: str) -> None:
 def test_what_is_no_ring_says_what_it_is(name: str) -> None:
     with pytest.raises(FileNotFoundError):
         Ring.attach(name)
-    (SHM / name).touch()
+    (SHM / name).touch(mode=0o600)
     with pytest.raises(NotARing, match="0 bytes"):
         Ring.attach(name)
     (SHM / name).write_bytes(b"not a ring, but long enough to be one" * 1000)
@@ -113,7 +125,7 @@ def test_another_versions_ring_says_both_versions(make_ring: MakeRing) -> None:
     with open(SHM / ring.name, "r+b") as file:
         file.seek(8)
         file.write((77).to_bytes(4, "little"))
-    with pytest.raises(WrongVersion, match=r"layout 77, this build reads 1"):
+    with pytest.raises(WrongVersion, match=r"layout 77, this build reads 2"):
         Ring.attach(ring.name)
 
 
@@ -121,6 +133,7 @@ def test_another_versions_ring_says_both_versions(make_ring: MakeRing) -> None:
 def test_a_ring_of_another_size_than_its_header_says_is_refused(make_ring: MakeRing, size: int) -> None:
     ring = make_ring()
     data = (SHM / ring.name).read_bytes()
+    (SHM / f"{ring.name}x").touch(mode=0o600)
     (SHM / f"{ring.name}x").write_bytes(data[:size] if size < 0 else data + bytes(size))
     with pytest.raises(NotARing, match="does not add up"):
         Ring.attach(f"{ring.name}x")
@@ -160,9 +173,55 @@ def test_stale_segments_and_doorbells_are_swept_and_live_ones_never(
     run_python(script, name)
     assert segment.in_use(ring.name)
     assert not segment.in_use(f"{name}.dead")
-    assert segment.sweep(name) == [f"{name}.dead", f"sem.{name}.dead-bell"]
-    assert segment.listed(name) == sorted([ring.name, f"sem.{bell.name}"])
+    assert segment.sweep(name) == [f"{name}.dead", f"{name}.dead-bell"]
+    assert segment.listed(name) == sorted([ring.name, bell.name])
     assert segment.sweep(name) == []
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o640, 0o604])
+def test_a_segment_that_others_may_open_is_not_attached(make_ring: MakeRing, mode: int) -> None:
+    ring = make_ring()
+    (SHM / ring.name).chmod(mode)
+    with pytest.raises(PermissionError, match=f"mode {mode:04o}.*{ring.name}"):
+        Ring.attach(ring.name)
+
+
+def test_another_users_segment_is_neither_attached_nor_swept(
+    make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = make_ring()
+    ring.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(PermissionError, match=f"segment of user {os.getuid()}"):
+            Ring.attach(ring.name)
+        with pytest.raises(PermissionError):
+            Doorbell.create(ring.name)
+        assert segment.sweep(ring.name) == []
+    assert segment.sweep(ring.name) == [ring.name]
+
+
+def test_a_lock_that_somebody_keeps_is_an_error_that_names_the_file(
+    make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can lock what it can open, such as /dev/shm itself: nobody may wait for that without end."""
+    monkeypatch.setattr(segment, "LONGEST_LOCK_S", 0.05)
+    monkeypatch.setattr(instance, "LONGEST_REGISTER_S", 0.05)
+    ring = make_ring()
+    path = SHM / ring.name
+    ring.close()
+    for name, how, attempt in (
+        (path, fcntl.LOCK_EX, lambda: Ring.attach(ring.name)),
+        (SHM, fcntl.LOCK_SH, instance.sweep_dead),
+    ):
+        fd = os.open(name, os.O_RDONLY)
+        fcntl.flock(fd, how)
+        with pytest.raises(LockHeld, match=f"^{name}: another process has had it locked"):
+            attempt()
+        os.close(fd)
+    monkeypatch.undo()
+    Ring.attach(ring.name).close()
+    instance.sweep_dead()
 
 
 def test_a_closed_ring_is_stale_even_while_its_frames_are_held(make_ring: MakeRing, bell: Doorbell) -> None:

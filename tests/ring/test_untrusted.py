@@ -6,6 +6,7 @@ The C fuzzer goes deeper; here the same is asked of the Python API, in any envir
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.ring import CorruptLane, Doorbell, Ring, RingError, RingFull, segment, wait
+
+from tests.eventually import until
 
 MakeRing = Callable[..., Ring]
 PAGE = 4096
@@ -140,29 +143,75 @@ def test_a_quarantine_ends_a_writers_wait_for_room(make_ring: MakeRing, bell: Do
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def test_a_quarantine_between_reserve_and_commit_ends_the_reservation(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    writer = ring.writer(0)
+    writer.reserve(100)
+    with raw(ring) as memory:
+        memory[PAGE + 136 : PAGE + 144] = struct.pack("<Q", 33)
+    for attempt in (lambda: writer.commit(1, 100), lambda: writer.write(1, b"x"), lambda: writer.reserve(1)):
+        with pytest.raises(CorruptLane, match="position 32"):
+            attempt()
+
+
 def test_a_doorbell_name_from_shared_memory_is_only_ever_a_name(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring()
     writer, consumer = ring.writer(0), ring.consumer(0, bell)
-    tail_of_bell = PAGE + LANE + 144
-    short = Path("/dev/shm") / f"sem.{bell.name}.short"
+    short, wide = (Path(f"/dev/shm/{bell.name}.{what}") for what in ("short", "wide"))
+    short.touch(mode=0o600)  # ringing it would be a SIGBUS
+    wide.write_bytes(Path(f"/dev/shm/{bell.name}").read_bytes())
+    wide.chmod(0o666)  # anybody may have made it
+    before = wide.read_bytes()
     for name in (
-        b"/../../etc/passwd",
+        b"../../etc/passwd",
         b"x" * 64,
-        b"/" + b"y" * 63,
+        b"y" * 63,
         b"",
-        b"/a b",
-        f"/{bell.name}.short".encode(),
+        b"a b",
+        b"/" + bell.name.encode(),
+        ring.name.encode(),
+        short.name.encode(),
+        wide.name.encode(),
     ):
-        short.write_bytes(b"")  # sem_open would map it, and posting to it would be a SIGBUS
-        with raw(ring) as memory:
-            memory[tail_of_bell : tail_of_bell + 64] = name.ljust(64, b"\0")
-            turn = struct.unpack_from("<I", memory, PAGE + LANE + 140)[0]
-            memory[PAGE + LANE + 140 : PAGE + LANE + 144] = struct.pack("<I", turn + 2)
-            memory[PAGE + LANE : PAGE + LANE + 4] = struct.pack("<I", 1)
+        point_at(ring, name)
         writer.write(1, b"")
         assert len(consumer.read()) == 1
         consumer.release()
-    short.unlink()
+    assert wide.read_bytes() == before
+
+
+def point_at(ring: Ring, bell_name: bytes) -> None:
+    """Change the name of cursor 0's doorbell, and say that its owner sleeps."""
+    block = PAGE + ring.lanes * LANE
+    with raw(ring) as memory:
+        memory[block + 144 : block + 208] = bell_name.ljust(64, b"\0")
+        turn = struct.unpack_from("<I", memory, block + 140)[0]
+        memory[block + 140 : block + 144] = struct.pack("<I", turn + 2)
+        memory[block : block + 4] = struct.pack("<I", 1)
+
+
+@pytest.mark.parametrize("word", [0, 1, 2, 3, 4, 0x81, 0xA5A5A5A5, 0xFFFFFFFF])
+def test_any_bytes_in_a_doorbell_delay_a_wake_up_at_most(
+    make_ring: MakeRing, bell: Doorbell, word: int
+) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    found: list[bool] = []
+
+    def waiting() -> None:
+        while not any(found):
+            found.append(wait([consumer], 1.0))
+
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    until("the wait to sleep", lambda: ring.stats().consumers[0].parked)
+    with open(f"/dev/shm/{bell.name}", "r+b") as file:
+        file.seek(8)  # beyond its magic, without which it would not even be rung
+        file.write(b"\xa5" * 120 + struct.pack("<I", word) + b"\xa5" * 124)
+    writer.write(1, b"")
+    thread.join(30)
+    assert found[-1]
+    assert len(consumer.read()) == 1
 
 
 def test_any_statistics_are_only_numbers(make_ring: MakeRing) -> None:

@@ -3,9 +3,12 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,6 +173,12 @@ def test_a_signal_gets_through_a_wait(
     process.join(30)
 
 
+def test_a_ring_by_hand_that_meets_a_signal_ends_the_wait(compile_c: Callable[..., Path]) -> None:
+    """The handler itself rings, in C: so the two always meet in the same sleep."""
+    done = subprocess.run([compile_c("signal")], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_signal_gets_through_a_full_lane_and_a_quiet_one_changes_nothing(
     make_ring: MakeRing, handler: Callable[[Callable[[], None]], None]
 ) -> None:
@@ -211,6 +220,7 @@ def test_a_writer_at_a_full_lane_is_woken_by_a_release(make_ring: MakeRing, bell
 
     process = FORK.Process(target=fill)
     process.start()
+    until("the lane to be full", lambda: ring.stats().lanes[0].full_events)
     seen: list[int] = []
     while len(seen) < 40:
         wait([consumer], 1.0)
@@ -272,6 +282,20 @@ def test_a_second_thread_is_refused(make_ring: MakeRing, bell: Doorbell) -> None
         wait([consumer], 1.0)
     bell.ring()
     thread.join()
+
+
+def test_a_wait_keeps_its_consumers_whatever_becomes_of_the_list(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring(consumers=2)
+    waiting = [ring.consumer(0, bell), ring.consumer(1, bell)]
+    second = weakref.ref(waiting[1])
+    thread = threading.Thread(target=wait, args=(waiting, 1.0))
+    thread.start()
+    until("the wait to sleep", lambda: ring.stats().consumers[1].parks)
+    waiting.pop()  # the last reference of ours: its memory must not go while the wait sleeps on it
+    assert second() is not None
+    bell.ring()
+    thread.join()
+    until("the wait to let go of it", lambda: second() is None)
 
 
 def test_ringing_by_hand_ends_a_wait(make_ring: MakeRing, bell: Doorbell) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import os
 import pickle
 import threading
 from array import array
@@ -11,12 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from outfeed.ring import RingClosed, RingError, RingFull
-from outfeed.ring.batch import decode_batch
-from outfeed.ring.families import Kind, flat_family
+from numpy.typing import NDArray
+from outfeed.ring import CorruptLane, LaneWriter, Ring, RingClosed, RingFull, WriterBusy
+from outfeed.ring.batch import decode_batch, encode_endings
+from outfeed.ring.families import FAMILIES, Kind, flat_family
 from outfeed.ring.frames import Generate
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
+from outfeed.sidecar import steps as steps_module
+from outfeed.sidecar.rows import RowTable, address
+from outfeed.sidecar.steps import StepWriter
 
 from .conftest import Bench
 
@@ -151,13 +156,71 @@ def test_a_second_thread_is_refused_and_disturbs_nothing(bench: Bench, port: Sch
             port.push_tokens([route], [1])
         except RingFull:
             continue  # the other thread has not begun to wait
-        except RingError as error:
-            refused = "another thread" in str(error)
+        except WriterBusy:
+            refused = True
     firsts = [int(decode_batch(body).first[0]) for _, _, body in bench.shard.read()]
     bench.shard.release()
     waiting.join()
     firsts += [int(decode_batch(body).first[0]) for _, _, body in bench.shard.read()]
     assert firsts == [1000 * k for k in range(pushed + 1)]
+
+
+@pytest.fixture
+def lane() -> Iterator[LaneWriter]:
+    name = f"outfeed-t-steps-{os.getpid()}.step"
+    with Ring.create(name, lanes=1, consumers=1, capacity=1 << 16) as ring:
+        yield ring.writer(0)
+        ring.unlink()
+
+
+def live_row() -> tuple[RowTable, NDArray[np.uint64]]:
+    """A table with one live request, and a step's column of it."""
+    table, route = RowTable(1, SLOTS), make_route(0, 0, 1, 1)
+    table.open(route, 3)
+    return table, np.array([route], np.uint64)
+
+
+def test_a_push_in_the_middle_of_another_threads_is_told_so(lane: LaneWriter) -> None:
+    """Once a step lies in its reservation, the other thread fills it without the GIL."""
+    table, routes = live_row()
+    steps = StepWriter(lane, table)
+    ids, endings, seen = np.zeros(1, np.int32), encode_endings(()), FAMILIES * [None]
+    lane.reserve(100)
+    with pytest.raises(WriterBusy):
+        steps.push(routes, ids, None, endings, 0.0)
+    with pytest.raises(WriterBusy):
+        steps.push_with_families(routes, ids, None, (), seen, 0.0)
+    assert table.pushed == (0, 0, 0)
+
+
+def test_a_step_that_a_quarantine_cuts_off_counts_for_nothing(
+    lane: LaneWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lane is found corrupt after the step was written into it and before it is published."""
+    table, routes = live_row()
+    step_type = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    real = step_type(address("outfeed_step"))
+
+    def step_then_quarantine(rows: int, step: int, out: int) -> int:
+        code = int(real(rows, step, out))
+        lane.native.memory[4096 + 136 : 4096 + 144] = (33).to_bytes(8, "little")
+        return code
+
+    callback = step_type(step_then_quarantine)
+    cut_off = ctypes.cast(callback, ctypes.c_void_p).value
+    monkeypatch.setattr(
+        steps_module, "address", lambda name: cut_off if name == "outfeed_step" else address(name)
+    )
+    ended = make_route(0, 0, 2, 1)
+    table.open(ended, 0)
+    table.end(ended)
+    both, counts = np.append(routes, np.uint64(ended)), np.array([5, 0], np.uint32)
+    steps = StepWriter(lane, table)
+    for _ in range(2):  # it stays the corrupt lane that it is
+        with pytest.raises(CorruptLane, match="position 32"):
+            steps.push(both, np.zeros(5, np.int32), counts, encode_endings(()), 0.0)
+    assert (table.pushed, table.stale_rows) == ((0, 0, 0), 0)
+    assert table.advance(routes, None).first.tolist() == [0]
 
 
 def test_a_closed_port_refuses_to_push(bench: Bench, port: SchedulerPort) -> None:

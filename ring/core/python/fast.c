@@ -181,7 +181,8 @@ PyDoc_STRVAR(write_doc,
 "`tag` is 0-255; each part is a C-contiguous buffer (bytes, bytearray, memoryview, numpy array), at most\n"
 "256 of them. With `timeout` 0 a full lane is RingFull at once; else the call waits, parked, up to so many\n"
 "seconds (at most 3600). Nothing is visible to any consumer unless the whole frame is.\n\n"
-"Raises FrameTooLarge, RingFull, CorruptLane, RingClosed, WriterBusy (a second thread), ValueError.");
+"Raises FrameTooLarge, RingFull, CorruptLane, RingClosed, WriterBusy (a second thread, or a reservation is\n"
+"open), ValueError.");
 
 static PyMethodDef writer_methods[] = {
     {"write", (PyCFunction)(void (*)(void))Writer_write, METH_FASTCALL | METH_KEYWORDS, write_doc},
@@ -295,16 +296,16 @@ static PyObject *Reader_pending(PyObject *object, PyObject *unused) {
     return PyBool_FromLong(code);
 }
 
-/* Collect the handles of a wait; all must be readers with this one's doorbell. */
+/* Collect the handles of a wait; all must be readers with this one's doorbell. `consumers` is a tuple of the
+ * call's own, which keeps them: the caller's list can be changed by another thread while this one sleeps. */
 static int waiting_on(Reader *self, PyObject *consumers, lane_reader **handles, Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *item = PySequence_GetItem(consumers, i);
+        PyObject *item = PyTuple_GetItem(consumers, i);
         if (item == NULL) return -1;
         Reader *other = (Reader *)item;
         int same_type = Py_TYPE(item) == Py_TYPE((PyObject *)self);
         int same_bell = same_type && other->bell == self->bell;
         handles[i] = same_bell ? other->handle : NULL;
-        Py_DECREF(item); /* the caller's sequence keeps it */
         if (!same_type) {
             PyErr_Format(PyExc_TypeError, "wait: item %zd is no Consumer", i);
             return -1;
@@ -341,24 +342,30 @@ static int wait_for(Reader *self, lane_reader *const *handles, Py_ssize_t count,
     }
 }
 
-static PyObject *Reader_wait(PyObject *object, PyObject *args) {
-    Reader *self = (Reader *)object;
+static PyObject *wait_on_all(Reader *self, PyObject *consumers, double timeout) {
     lane_reader *handles[MOST_WAITED_ON];
+    Py_ssize_t count = PyTuple_Size(consumers);
+    if (count < 1 || count > MOST_WAITED_ON)
+        return PyErr_Format(PyExc_ValueError, "wait: %zd consumers; expected 1 to %d", count, MOST_WAITED_ON);
+    if (self->handle == NULL) return PyObject_CallMethod((PyObject *)self, "_refuse", "i", RING_CLOSED);
+    if (waiting_on(self, consumers, handles, count) != 0) return NULL;
+    int code = wait_for(self, handles, count, (int64_t)((timeout < 1.0 ? timeout : 1.0) * 1e9));
+    if (code == RAISED) return NULL;
+    if (code < 0) return PyObject_CallMethod((PyObject *)self, "_refuse", "i", code);
+    return PyBool_FromLong(code);
+}
+
+static PyObject *Reader_wait(PyObject *object, PyObject *args) {
     PyObject *consumers;
     double timeout;
     if (!PyArg_ParseTuple(args, "Od", &consumers, &timeout)) return NULL;
     if (!(timeout >= 0.0 && timeout <= RING_LONGEST_TIMEOUT_S))
         return PyErr_Format(PyExc_ValueError, "timeout: expected 0 to %d seconds", RING_LONGEST_TIMEOUT_S);
-    Py_ssize_t count = PySequence_Size(consumers);
-    if (count < 0) return NULL;
-    if (count < 1 || count > MOST_WAITED_ON)
-        return PyErr_Format(PyExc_ValueError, "wait: %zd consumers; expected 1 to %d", count, MOST_WAITED_ON);
-    if (self->handle == NULL) return PyObject_CallMethod(object, "_refuse", "i", RING_CLOSED);
-    if (waiting_on(self, consumers, handles, count) != 0) return NULL;
-    int code = wait_for(self, handles, count, (int64_t)((timeout < 1.0 ? timeout : 1.0) * 1e9));
-    if (code == RAISED) return NULL;
-    if (code < 0) return PyObject_CallMethod(object, "_refuse", "i", code);
-    return PyBool_FromLong(code);
+    PyObject *held = PySequence_Tuple(consumers);
+    if (held == NULL) return NULL;
+    PyObject *found = wait_on_all((Reader *)object, held, timeout);
+    Py_DECREF(held);
+    return found;
 }
 
 static PyObject *Reader_bind(PyObject *object, PyObject *args) {

@@ -30,6 +30,7 @@ typedef int (*commit_call)(lane_writer *, int, uint64_t);
 typedef int (*cancel_call)(lane_writer *);
 typedef uint64_t (*size_call)(const outfeed_decode_step *);
 typedef int64_t (*step_call)(outfeed_table *, const outfeed_decode_step *, uint8_t *);
+typedef void (*retract_call)(outfeed_table *, const outfeed_decode_step *);
 
 typedef struct {
     PyObject_HEAD
@@ -39,6 +40,7 @@ typedef struct {
     lane_writer *handle;
     size_call size;
     step_call step;
+    retract_call retract;
     outfeed_table *table;
     Py_buffer memory; /* the segment the lane is in */
     int tag;
@@ -76,7 +78,9 @@ static int64_t write_step(Pusher *self, const outfeed_decode_step *step, uint64_
         self->cancel(self->handle);
         return refused;
     }
-    return self->commit(self->handle, self->tag, size);
+    code = self->commit(self->handle, self->tag, size);
+    if (code != RING_OK) self->retract(self->table, step); /* the lane was closed meanwhile: nobody sees the step */
+    return code;
 }
 
 /* Taken up again after each signal whose handler raised nothing. */
@@ -155,10 +159,10 @@ static PyObject *Pusher_push(PyObject *object, PyObject *const *args, Py_ssize_t
 
 static PyObject *Pusher_bind(PyObject *object, PyObject *args) {
     Pusher *self = (Pusher *)object;
-    unsigned long long reserve, commit, cancel, handle, size, step, table;
+    unsigned long long reserve, commit, cancel, handle, size, step, retract, table;
     PyObject *memory;
-    if (!PyArg_ParseTuple(args, "i(KKKKO)(KKK)", &self->tag, &handle, &reserve, &commit, &cancel, &memory, &size, &step,
-                          &table))
+    if (!PyArg_ParseTuple(args, "i(KKKKO)(KKKK)", &self->tag, &handle, &reserve, &commit, &cancel, &memory, &size, &step,
+                          &retract, &table))
         return NULL;
     if (self->bound) return PyErr_Format(PyExc_RuntimeError, "_bind: once");
     if (PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE) != 0) return NULL;
@@ -168,6 +172,7 @@ static PyObject *Pusher_bind(PyObject *object, PyObject *args) {
     self->handle = (lane_writer *)(uintptr_t)handle;
     self->size = (size_call)(uintptr_t)size;
     self->step = (step_call)(uintptr_t)step;
+    self->retract = (retract_call)(uintptr_t)retract;
     self->table = (outfeed_table *)(uintptr_t)table;
     self->bound = 1;
     Py_RETURN_NONE;
@@ -193,7 +198,8 @@ PyDoc_STRVAR(push_doc,
 static PyMethodDef methods[] = {
     {"push", (PyCFunction)(void (*)(void))Pusher_push, METH_FASTCALL, push_doc},
     {"_bind", Pusher_bind, METH_VARARGS,
-     "_bind(tag, (handle, reserve, commit, cancel, memory), (step size, step, table)): addresses in both cores."},
+     "_bind(tag, (handle, reserve, commit, cancel, memory), (step size, step, step retract, table)): addresses in both\n"
+     "cores."},
     {NULL, NULL, 0, NULL},
 };
 

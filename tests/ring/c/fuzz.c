@@ -68,7 +68,7 @@ static void claim_writer(world *w, uint32_t lane) {
 static void claim_reader(world *w, uint32_t index) {
     drop_reader(w);
     index %= w->ring.consumers;
-    if (reader_claim(&w->ring, index, consumer_owner(&w->ring, index), 9, "/outfeed-fuzz", &w->reader) != RING_OK)
+    if (reader_claim(&w->ring, index, consumer_owner(&w->ring, index), 9, "outfeed-fuzz", &w->reader) != RING_OK)
         w->reader = NULL;
 }
 

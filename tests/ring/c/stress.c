@@ -8,7 +8,6 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -128,17 +127,27 @@ static void claim_cursor(uint32_t index, const char *bell_name, lane_reader **c)
     MUST(reader_claim(&shared, index, owner, 2000 + index, bell_name, c) == RING_OK);
 }
 
+static bell *make_bell(const char *name) {
+    char path[80];
+    snprintf(path, sizeof path, "/dev/shm/%s", name);
+    int fd = open(path, O_CREAT | O_EXCL | O_RDWR, 0600);
+    MUST(fd >= 0 && ftruncate(fd, RING_BELL_BYTES) == 0);
+    void *base = mmap(NULL, RING_BELL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    MUST(base != MAP_FAILED && bell_format(base, RING_BELL_BYTES, 1) == RING_OK);
+    bell *b = bell_open(base, (int64_t)(seed % 3) * 20000);
+    MUST(b != NULL);
+    return b;
+}
+
 static void *reading(void *argument) {
     uint32_t index = (uint32_t)(uintptr_t)argument, lane_of[64], tag_of[64];
     uint64_t rng = seed * 17 + index + 99, start[64], end[64], tails[LANES];
     frames out = {lane_of, tag_of, start, end};
     progress p = {0};
     char name[64];
-    snprintf(name, sizeof name, "/outfeed-stress-%d-%u", (int)getpid(), index);
-    sem_t *s = sem_open(name, O_CREAT | O_EXCL, 0600, 0);
-    MUST(s != SEM_FAILED);
-    bell *b = bell_open(name, (int64_t)(seed % 3) * 20000);
-    MUST(b != NULL);
+    snprintf(name, sizeof name, "outfeed-stress-%d-%u", (int)getpid(), index);
+    bell *b = make_bell(name);
     lane_reader *c;
     claim_cursor(index, name, &c);
     while (p.ended < LANES) {
@@ -174,8 +183,9 @@ static void *reading(void *argument) {
     reader_free(c);
     bell_close(b);
     bell_free(b);
-    sem_close(s);
-    sem_unlink(name);
+    char path[80];
+    snprintf(path, sizeof path, "/dev/shm/%s", name);
+    unlink(path);
     return NULL;
 }
 

@@ -12,9 +12,10 @@
  *   - all that after KILLS deaths at arbitrary steps, each followed by a take-over.
  *
  * The model must be able to fail: with any one of NO_FENCE_PUBLISHED, NO_FENCE_PARKED, NO_FENCE_RELEASED,
- * NO_FENCE_ROOM, NO_SECOND_LOOK, NO_WAKE_ON_TAKEOVER or NO_RELEASE_ORDER defined, spin finds an error.
+ * NO_FENCE_ROOM, NO_SECOND_LOOK, NO_SECOND_COMPARE, NO_WAKE_ON_TAKEOVER or NO_RELEASE_ORDER defined, spin
+ * finds an error.
  *
- * Names are those of ring/core: writer.c, reader.c, wait.c, fences.h. */
+ * Names are those of ring/core: writer.c, reader.c, wait.c, bell.c, fences.h. */
 
 #ifndef FRAMES
 #define FRAMES 4
@@ -30,9 +31,10 @@
 /* Shared memory. */
 byte tail, head, lane[CAP];
 bit parked, room_parked;
-/* The kernel: the doorbell's count, and whether the writer sleeps on the futex. */
-byte bell;
-bit in_futex;
+/* The doorbell's word: two bits, changed only by locked steps. */
+bit rung, asleep;
+/* The kernel: whether the consumer sleeps on the doorbell's futex, and the writer on the lane's. */
+bit in_bell, in_futex;
 
 /* Store buffers: what is stored where. */
 mtype = { TAIL, HEAD, PARKED, ROOM, SLOT0, SLOT1, SLOT2 };
@@ -61,6 +63,10 @@ end:
 
 #define FENCE(stores) empty(stores)
 
+/* Locked steps on the doorbell's word: each tells what it was. */
+inline ring_bell(was_asleep) { atomic { was_asleep = asleep; rung = 1 } }
+inline turn_bell(value, was_rung) { atomic { was_rung = rung; rung = 0; asleep = value } }
+
 byte kills = KILLS;
 bit kill_writer, kill_consumer;
 byte handled;   /* every frame below was handled by some consumer */
@@ -71,7 +77,7 @@ bit done;
 
 proctype writer() {
     byte at, least;
-    bit slept;
+    bit was_asleep;
 
 takeover:
     {
@@ -80,7 +86,12 @@ takeover:
         at = tail;
         room_parked = 0;
 #ifndef NO_WAKE_ON_TAKEOVER
-        bell++;   /* the dead writer may have taken the flag and not rung */
+        /* The dead writer may have taken the flag and not rung, or rung and not made the call. */
+        ring_bell(was_asleep);
+        if
+        :: was_asleep -> in_bell = 0                  /* FUTEX_WAKE, a step later */
+        :: else -> skip
+        fi;
 #endif
         do
         :: at == FRAMES -> break
@@ -135,7 +146,11 @@ takeover:
                 FENCE(writer_stores);
                 if
                 :: atomic { parked == 1 -> parked = 0 }  /* take_flag */
-                   bell++                             /* sem_post, a step later */
+                   ring_bell(was_asleep);             /* a step later */
+                   if
+                   :: was_asleep -> in_bell = 0       /* FUTEX_WAKE, a step later again */
+                   :: else -> skip
+                   fi
                 :: parked == 0 -> skip
                 fi
             :: parked == 0 -> skip
@@ -151,6 +166,7 @@ takeover:
 
 proctype consumer() {
     byte next, seen;
+    bit was_rung;
 
 takeover:
     {
@@ -168,7 +184,9 @@ takeover:
             seen = tail;
             if
             :: seen == next ->
-                /* wait: drain old rings, park, look once more, sleep */
+                /* wait: forget old rings, park, look once more, sleep */
+                FENCE(consumer_stores);
+                turn_bell(0, was_rung);
                 consumer_stores ! PARKED, 1;          /* set_flag(parked) */
 #ifndef NO_FENCE_PARKED
                 FENCE(consumer_stores);               /* fence_parked */
@@ -178,7 +196,25 @@ takeover:
 #ifndef NO_SECOND_LOOK
                 :: seen != next -> skip
 #endif
-                :: else -> bell > 0; bell--           /* sem_wait */
+                :: else ->                            /* bell_sleep */
+                    FENCE(consumer_stores);
+                    turn_bell(1, was_rung);
+                    if
+                    :: was_rung -> skip
+                    :: else ->
+                        /* FUTEX_WAIT: the kernel compares and sleeps in one step */
+                        if
+#ifdef NO_SECOND_COMPARE
+                        :: atomic { true -> in_bell = 1 }
+                           in_bell == 0
+#else
+                        :: atomic { rung == 0 -> in_bell = 1 }
+                           in_bell == 0
+                        :: rung == 1 -> skip
+#endif
+                        fi
+                    fi;
+                    turn_bell(0, was_rung)
                 fi;
                 FENCE(consumer_stores);
                 parked = 0                            /* take_flag of one's own */
@@ -211,7 +247,7 @@ takeover:
         od;
         done = 1
     } unless {
-        atomic { kill_consumer -> kill_consumer = 0 }
+        atomic { kill_consumer -> kill_consumer = 0; in_bell = 0 }
         goto takeover
     }
 }
