@@ -72,7 +72,7 @@ class ShardStatistics:
     """Of these, those that named no request of this shard."""
     corrupt_lanes: int = 0
     no_reader: int = 0
-    """Frames for a reader that has no ring, or whose process died with a full one; dropped."""
+    """Frames for a reader that has no lane or a corrupt one, or that died with a full one; dropped."""
     waits: int = 0
     """Times a reader's ring was full."""
     wakes: int = 0
@@ -111,6 +111,7 @@ class Shard:
         self._egress = egress
         self._reader = 0
         self._writers: dict[int, LaneWriter] = {}
+        self._cut_off: set[int] = set()  # readers whose lane is corrupt
         self._restored: defaultdict[int, set[int]] = defaultdict(set)  # epoch → readers that are done
         self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
         self._lives = lives
@@ -139,7 +140,7 @@ class Shard:
         for reader in asked:
             self._write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
         deadline = time.monotonic() + limit_s
-        while missing := (set(asked) & set(readers())) - self._restored[epoch]:
+        while missing := (set(asked) & set(readers())) - self._restored[epoch] - self._cut_off:
             if time.monotonic() > deadline:
                 log.error(
                     "shard %d goes on without readers %s: no RESTORED within %.1f s",
@@ -332,6 +333,13 @@ class Shard:
             self.statistics.no_reader += 1
             return
         try:
+            self._write_for_sure(writer, reader, tag, *parts)
+        except CorruptLane as error:
+            self._lose_lane(reader, error)
+            self.statistics.no_reader += 1
+
+    def _write_for_sure(self, writer: LaneWriter, reader: int, tag: int, *parts: Buffer) -> None:
+        try:
             writer.write(tag, *parts)
             return
         except RingFull:
@@ -350,11 +358,24 @@ class Shard:
                 continue
 
     def _lane(self, reader: int) -> LaneWriter | None:
-        """Return the lane to a reader, None when it has none."""
+        """Return the lane to a reader, None when it has none or a corrupt one."""
+        if reader in self._cut_off:
+            return None
         lane = self._writers.get(reader)
-        if lane is None and (lane := self._egress(reader)) is not None:
-            self._writers[reader] = lane
+        if lane is None:
+            try:
+                lane = self._egress(reader)
+            except CorruptLane as error:
+                self._lose_lane(reader, error)
+            if lane is not None:
+                self._writers[reader] = lane
         return lane
+
+    def _lose_lane(self, reader: int, error: CorruptLane) -> None:
+        """Go on without a reader: it finds the lane lost too, and ends its requests of this shard."""
+        self.statistics.corrupt_lanes += 1
+        self._cut_off.add(reader)
+        log.error("shard %d goes on without reader %d: %s", self.number, reader, error)
 
     def _lost(self, failure: Failure) -> None:
         if failure.too_much:
