@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import msgspec
+
 from ..ring.batch import BadBatch, Batch, Checked, as_batch, check_batch, join_steps
 from ..ring.consumer import Consumer, Frame, wait
 from ..ring.errors import CorruptLane, FrameTooLarge, RingFull
@@ -52,6 +54,11 @@ JOINED = 1 << 12
 JOINED_BYTES = 16
 # A request's rows in them become one row of at most this part of a frame.
 MERGED_SHARE = 4
+# The most bytes of an ERROR's message and of its type, and what the frame takes besides the message. The
+# smallest lane takes frames of 1 KiB.
+MESSAGE_BYTES = 2048
+TYPE_BYTES = 64
+ERROR_BYTES = 128
 # Longest sleep and longest wait for a reader's room; the heartbeat goes on between two of them.
 WAIT_S = 0.25
 RESTORE_WAIT_S = 0.05
@@ -274,7 +281,19 @@ class Shard:
         elif not isinstance(found, Result | ErrorFrame):
             self._bad_frame(BadFrame(f"a {Tag(tag).name} frame does not belong on a step ring"), known=True)
         elif shard_of(found.route) == self.number:
-            self._write(reader_of(found.route), tag, body)
+            self._pass_on(found, tag, body)
+
+    def _pass_on(self, answer: Result | ErrorFrame, tag: int, body: memoryview) -> None:
+        """Hand a scheduler's answer to its reader as it is, or say that the egress lane cannot take it."""
+        try:
+            self._write(reader_of(answer.route), tag, body)
+        except FrameTooLarge as error:
+            log.error(
+                "shard %d cannot pass on an answer: %s", self.number, error, extra={"route": answer.route}
+            )
+            if isinstance(answer, Result):
+                answer = ErrorFrame(answer.route, 500, "answer_too_large", str(error))
+            self._say(answer)
 
     def _batch(self, batch: Batch, joined: bool) -> None:
         if batch.egress:
@@ -406,8 +425,22 @@ class Shard:
         self.statistics.errors += 1
         log.error("shard %d fails %s: %s", self.number, format_route(route), message)
         self.decoder.end(route)
-        frame = ErrorFrame(route, status, kind, message[:2048], running=True)
-        self._write(reader_of(route), Tag.ERROR, encode(frame))
+        self._say(ErrorFrame(route, status, kind, message, running=True))
+
+    def _say(self, error: ErrorFrame) -> None:
+        """Write an ERROR, its texts cut to what the lane takes: they may be a client's or a scheduler's."""
+        reader = reader_of(error.route)
+        lane = self._lane(reader)
+        room = MESSAGE_BYTES if lane is None else min(MESSAGE_BYTES, lane.max_frame - ERROR_BYTES)
+        short = msgspec.structs.replace(
+            error, type=_cut(error.type, TYPE_BYTES), message=_cut(error.message, room)
+        )
+        self._write(reader, Tag.ERROR, encode(short))
+
+
+def _cut(text: str, size: int) -> str:
+    """Return what of a text fits `size` bytes of UTF-8."""
+    return text.encode(errors="replace")[:size].decode(errors="ignore")
 
 
 def _content(tag: int, body: memoryview) -> Checked | Message | Handover | BadFrame:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from outfeed.ring.batch import Batch
-from outfeed.ring.frames import Restored, Tag, encode
+from outfeed.ring.frames import TAG_OF, ErrorFrame, Restored, Result, Tag, encode
 from outfeed.ring.route import make_route
 
 from .damage import scribble
@@ -52,3 +52,55 @@ def test_a_new_shard_does_not_wait_for_a_reader_whose_lane_is_corrupt(
     rig.push([(OTHERS, 0, [65])])
     rig.shard.turn()
     assert [type(heard).__name__ for heard in rig.hear(1)] == ["Takeover", "Batch"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Result(MINE, b"x" * 5000),
+        ErrorFrame(MINE, 503, "busy", "no memory: " + "x" * 5000),
+        ErrorFrame(MINE, 503, "busy", "\N{EURO SIGN}" * 5000),
+        ErrorFrame(MINE, 503, "busy" * 2000, "no memory"),
+        ErrorFrame(MINE, 503, "\N{GRINNING FACE}" * 2000, "\N{GRINNING FACE}" * 2000, running=True),
+    ],
+    ids=["result", "message", "message of wide characters", "type", "type and message"],
+)
+def test_an_answer_too_large_for_its_reader_becomes_a_short_error(
+    make_rig: Callable[..., Rig], answer: Result | ErrorFrame
+) -> None:
+    """The step lane may be larger than the egress lane: what it took must not be read again and again."""
+    rig = make_rig(capacity=4096)
+    rig.register(OTHERS)
+    rig.steps.write(TAG_OF[type(answer)], encode(answer))
+    rig.push([(OTHERS, 0, [65])])
+    rig.shard.turn()
+    (error,) = rig.hear(0)
+    assert isinstance(error, ErrorFrame)
+    assert error.route == MINE
+    if isinstance(answer, Result):
+        assert (error.status, error.type, error.running) == (500, "answer_too_large", False)
+        assert "5" in error.message
+    else:
+        assert (error.status, error.running) == (503, answer.running)
+        assert answer.type.startswith(error.type)
+        assert answer.message.startswith(error.message)
+        assert error.message
+    assert [type(heard) for heard in rig.hear(1)] == [Batch]
+
+
+@pytest.mark.parametrize("character", ["x", "\N{EURO SIGN}", "\N{GRINNING FACE}", "\ud800"])
+def test_what_a_shard_says_of_a_failure_fits_the_smallest_lane(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, character: str
+) -> None:
+    rig = make_rig(capacity=4096)
+
+    def no_memory(*_: object) -> object:
+        raise MemoryError(character * 5000)
+
+    monkeypatch.setattr(rig.shard.decoder, "decode", no_memory)
+    rig.register(MINE)
+    rig.push([(MINE, 0, [65])])
+    rig.shard.turn()
+    (error,) = rig.hear(0)
+    assert isinstance(error, ErrorFrame)
+    assert (error.status, error.type) == (500, "bad_frame")
