@@ -129,7 +129,7 @@ class Front:
         self._looking = threading.Lock()
         self._ticked = 0.0
         if self._row.owner is not None:
-            self._row.epoch += 1
+            self._row.count_replacement()
         self._row.claim(State.RUNNING)
         self._thread = threading.Thread(target=self._run, name="outfeed-reader", daemon=True)
         self._thread.start()

@@ -222,7 +222,7 @@ class Supervisor:
         child.start_at = time.monotonic() + pause
         child.restarts += 1
         row = self._board.row(Role.SHARD, child.shard)
-        row.epoch += 1
+        row.count_replacement()
         log.warning(
             "shard %d (pid %d) %s after %.2f s: replaced in %.0f ms",
             child.shard,

@@ -76,7 +76,7 @@ class SchedulerPort:
         self._look_due = 0
         self._closed = False
         if self._row.owner is not None:
-            self._row.epoch += 1
+            self._row.count_replacement()
         self._row.claim(State.RUNNING)
 
     @classmethod

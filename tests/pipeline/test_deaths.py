@@ -16,6 +16,7 @@ from outfeed.gateway.front import Front, Health
 from outfeed.ingress.errors import Unavailable
 from outfeed.ring.board import Role
 from outfeed.ring.instance import leftovers
+from outfeed.ring.names import segment_name
 from outfeed.sidecar import Control as ControlRequest
 from outfeed.sidecar import FinishReason, SchedulerPort
 from outfeed.sink import Done, Error, Frame, Item
@@ -64,6 +65,18 @@ def test_a_shard_dies_and_its_streams_go_on_byte_for_byte(rig: Rig, when: int) -
         one_end(end, Done)
     rig.until_replaced(0, pid)
     assert rig.aborted == []
+
+
+def test_a_shard_is_replaced_whatever_its_row_on_the_board_says(rig: Rig) -> None:
+    streams = rig.submit(6)
+    rig.push(streams, rig.encode("before, "))
+    with open(f"/dev/shm/{segment_name(rig.name, 'board')}", "r+b") as file:
+        file.seek(65536 + 256 * 2 + 24)  # shard 0's epoch, behind the launcher's row and the scheduler's
+        file.write(b"\xff" * 8)
+    pid = rig.kill_shard(0)
+    rig.until_replaced(0, pid)
+    rig.push(streams, rig.encode("after"), FinishReason.length(2))
+    assert {rest_of(stream)[0] for stream in streams} == {"before, after"}
 
 
 def test_both_shards_die_at_once(rig: Rig) -> None:

@@ -10,6 +10,7 @@ from outfeed.ring import FrameTooLarge, LaneOwned, RingFull
 from outfeed.ring.batch import Batch, decode_batch
 from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, Message, Result, Tag, decode, encode
 from outfeed.ring.instance import InstanceGone
+from outfeed.ring.names import segment_name
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort, UnknownRoute
 
@@ -160,6 +161,17 @@ def test_a_corrupt_request_lane_costs_its_gateway_alone(bench: Bench, port: Sche
     port.push_tokens([A], [1])
     assert steps(bench)[0].routes.tolist() == [A]
     assert port.recv() == []
+
+
+def test_a_board_that_was_scribbled_over_costs_no_request(bench: Bench, port: SchedulerPort) -> None:
+    """`recv` counts what it drops, and what it returns must not be lost by that."""
+    path = f"/dev/shm/{segment_name(bench.name, 'board')}"
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        row = 65536 + 256  # rank 0's, behind the launcher's
+        memory[row + 8 : row + 256] = b"\xff" * 248
+    bench.gateway.write(250, b"no frame")
+    bench.send(generate(A), generate(B), Abort(A, "a"))
+    assert port.recv() == [generate(A), generate(B), Abort(A, "a")]
 
 
 def test_control_requests_get_one_answer(bench: Bench, port: SchedulerPort) -> None:
