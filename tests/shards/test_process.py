@@ -110,6 +110,23 @@ def test_a_shard_ends_with_its_instance(instance: Instance) -> None:
     assert instance.board.row(Role.SHARD, 0).state == State.STOPPED
 
 
+def test_a_shard_that_is_told_to_end_while_it_takes_over_ends_well(
+    instance: Instance, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its reader lives and never says RESTORED: the shard waits for that when SIGTERM comes."""
+    instance.board.row(Role.READER, 0).claim(State.RUNNING)
+    shard = instance.board.row(Role.SHARD, 0)
+    shard.count_replacement()
+    with Doorbell.create(instance.bell(Role.READER, 0)) as bell, instance.egress(0) as egress:
+        reader = egress.consumer(0, bell)
+        pid = fork_child(lambda: run_shard(instance.name, 0))
+        until(lambda: [tag for _, tag, _ in reader.read()] == [Tag.TAKEOVER])
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert shard.state == State.STOPPED
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_without_an_instance_there_is_no_shard(capfd: pytest.CaptureFixture[str]) -> None:
     pid = fork_child(lambda: run_shard(f"test-none-{os.getpid()}", 0))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
