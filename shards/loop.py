@@ -120,6 +120,7 @@ class Shard:
         self._writers: dict[int, LaneWriter] = {}
         self._cut_off: set[int] = set()  # readers whose lane is corrupt
         self._restored: defaultdict[int, set[int]] = defaultdict(set)  # epoch → readers that are done
+        self._epoch = 0
         self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
         self._lives = lives
         self._beat = beat
@@ -141,8 +142,9 @@ class Shard:
 
         To be called before the first turn. `readers()` names the readers that live now; one that dies
         meanwhile is not waited for, nor is one that says nothing for `limit_s` seconds: its requests then
-        end by the gap that it sees.
+        end by the gap that it sees. Raises Stopped.
         """
+        self._epoch = epoch
         asked = list(readers())
         for reader in asked:
             self._write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
@@ -231,6 +233,8 @@ class Shard:
                 self._restored[epoch].add(reader)
             case Attach(reader):
                 self.forget_reader(reader)
+                # A new process has nothing to restore: of what it registers behind this no step is released.
+                self._restored[self._epoch].add(reader)
 
     def forget_reader(self, reader: int) -> None:
         """Drop every request of a reader whose process is gone."""

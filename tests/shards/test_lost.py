@@ -1,11 +1,11 @@
-"""What a shard does about lanes that are lost and answers that do not fit: the rest goes on."""
+"""What a shard does about what is lost, lanes, gateways and frames: the rest goes on."""
 
 import logging
 from collections.abc import Callable
 
 import pytest
 from outfeed.ring.batch import Batch
-from outfeed.ring.frames import TAG_OF, ErrorFrame, Restored, Result, Tag, encode
+from outfeed.ring.frames import TAG_OF, Attach, ErrorFrame, Restored, Result, Tag, Takeover, encode
 from outfeed.ring.route import make_route
 
 from .damage import scribble
@@ -52,6 +52,26 @@ def test_a_new_shard_does_not_wait_for_a_reader_whose_lane_is_corrupt(
     rig.push([(OTHERS, 0, [65])])
     rig.shard.turn()
     assert [type(heard).__name__ for heard in rig.hear(1)] == ["Takeover", "Batch"]
+
+
+def test_a_new_shard_does_not_wait_for_what_a_new_gateway_has_not_got(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shard and gateway died together: the dead gateway had read the TAKEOVER, its successor says ATTACH."""
+    rig = make_rig()
+    old, new = make_route(0, 0, 5, 1), make_route(0, 0, 6, 1)
+    rig.register(old)
+    rig.controls[0].write(Tag.ATTACH, encode(Attach(0)))
+    rig.register(new)
+    with caplog.at_level(logging.ERROR):
+        rig.shard.take_over(4, lambda: [0], limit_s=1.0)
+    assert "no RESTORED" not in caplog.text
+    rig.push([(old, 0, [65]), (new, 0, [66])])
+    rig.shard.turn()
+    takeover, batch = rig.hear(0)
+    assert isinstance(takeover, Takeover)
+    assert isinstance(batch, Batch)
+    assert batch.routes.tolist() == [new]
 
 
 @pytest.mark.parametrize(
