@@ -32,6 +32,7 @@ from ..ring.frames import (
     Result,
     Tag,
     Takeover,
+    check_reader,
     decode,
     encode,
 )
@@ -188,18 +189,20 @@ class Shard:
     def _drain_control(self) -> bool:
         busy = False
         while frames := self._read(self._control, CONTROLS):
-            for _, tag, body in frames:
-                self._control_frame(tag, body)
+            for lane, tag, body in frames:
+                self._control_frame(lane, tag, body)
             self._control.release()
             busy = True
         return busy
 
-    def _control_frame(self, tag: int, body: memoryview) -> None:
+    def _control_frame(self, lane: int, tag: int, body: memoryview) -> None:
         self.statistics.controls += 1
         try:
             message = decode(tag, body)
+            check_reader(message, lane)
         except BadFrame as error:
-            self._bad_frame(error, known=False)
+            theirs = tuple(route for route in error.routes if reader_of(route) == lane)
+            self._bad_frame(BadFrame(str(error), theirs), known=False)
             return
         if isinstance(message, Takeover | Restored | Attach):
             self._handover(message)

@@ -33,6 +33,7 @@ from ..ring.frames import (
     Handover,
     Message,
     Result,
+    check_reader,
     decode,
     encode,
 )
@@ -134,6 +135,7 @@ class SchedulerPort:
         for frame in self._frames(self._consumer, limit):
             try:
                 message = decode(frame[1], frame[2])
+                check_reader(message, frame[0])
             except BadFrame as error:
                 whose = {"route": error.routes[0]} if error.routes else None
                 log.error("dropped a frame of gateway %d: %s", frame[0], error, extra=whose)

@@ -5,7 +5,19 @@ from collections.abc import Callable
 
 import pytest
 from outfeed.ring.batch import Batch
-from outfeed.ring.frames import TAG_OF, Attach, ErrorFrame, Restored, Result, Tag, Takeover, encode
+from outfeed.ring.frames import (
+    TAG_OF,
+    Attach,
+    DecodeOptions,
+    ErrorFrame,
+    Forget,
+    Register,
+    Restored,
+    Result,
+    Tag,
+    Takeover,
+    encode,
+)
 from outfeed.ring.route import make_route
 
 from .damage import scribble
@@ -72,6 +84,40 @@ def test_a_new_shard_does_not_wait_for_what_a_new_gateway_has_not_got(
     assert isinstance(takeover, Takeover)
     assert isinstance(batch, Batch)
     assert batch.routes.tolist() == [new]
+
+
+@pytest.mark.parametrize(
+    ("tag", "body"),
+    [
+        (Tag.ATTACH, encode(Attach(1))),
+        (Tag.FORGET, encode(Forget(OTHERS))),
+        (Tag.REGISTER, encode(Register(OTHERS, "rid", DecodeOptions(stop=["x" * 40000] * 2), b"", 0))),
+        (Tag.REGISTER, encode(Register(OTHERS, "rid", DecodeOptions(), b"", 0))[:12]),
+    ],
+    ids=["attach", "forget", "a refused registration", "a registration cut off"],
+)
+def test_what_one_gateways_lane_says_of_another_costs_nobody_anything(
+    make_rig: Callable[..., Rig], tag: Tag, body: bytes
+) -> None:
+    rig = make_rig()
+    rig.register(MINE, OTHERS)
+    rig.shard.turn()
+    rig.controls[0].write(tag, body)
+    rig.push([(MINE, 0, [65]), (OTHERS, 0, [65])])
+    rig.shard.turn()
+    for reader in (0, 1):
+        assert [type(heard) for heard in rig.hear(reader)] == [Batch]
+    assert rig.shard.statistics.bad_frames == 1
+
+
+def test_a_new_shard_is_not_told_restored_by_another_gateways_lane(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig()
+    rig.controls[1].write(Tag.RESTORED, encode(Restored(0, 0, 4)))
+    with caplog.at_level(logging.ERROR):
+        rig.shard.take_over(4, lambda: [0], limit_s=0.01)
+    assert "without readers [0]: no RESTORED" in caplog.text
 
 
 @pytest.mark.parametrize(

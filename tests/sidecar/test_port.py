@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from outfeed.ring import FrameTooLarge, LaneOwned, RingFull
 from outfeed.ring.batch import Batch, decode_batch
-from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, Message, Result, Tag, decode, encode
+from outfeed.ring.frames import (
+    TAG_OF,
+    Abort,
+    Attach,
+    Control,
+    ErrorFrame,
+    Generate,
+    Message,
+    Result,
+    Tag,
+    decode,
+    encode,
+)
 from outfeed.ring.instance import InstanceGone
 from outfeed.ring.names import segment_name
 from outfeed.ring.route import make_route
@@ -17,6 +29,7 @@ from outfeed.sidecar import FinishReason, SchedulerPort, UnknownRoute
 from .conftest import Bench
 
 A, B = make_route(0, 0, 1, 1), make_route(0, 0, 2, 1)
+OTHERS = make_route(1, 0, 1, 1)
 
 
 def generate(route: int, tokens: int = 3) -> Generate:
@@ -161,6 +174,30 @@ def test_a_corrupt_request_lane_costs_its_gateway_alone(bench: Bench, port: Sche
     port.push_tokens([A], [1])
     assert steps(bench)[0].routes.tolist() == [A]
     assert port.recv() == []
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        Attach(1),
+        Abort(OTHERS, "o"),
+        generate(make_route(1, 0, 2, 1)),
+        Control(make_route(1, 0, 2, 1), "c", "health"),
+    ],
+    ids=lambda stray: type(stray).__name__,
+)
+def test_what_one_gateways_lane_says_of_another_is_dropped(
+    bench: Bench, port: SchedulerPort, stray: Message | Attach
+) -> None:
+    theirs = generate(OTHERS)
+    bench.other.write(Tag.GENERATE, encode(theirs))
+    assert port.recv() == [theirs]
+    bench.gateway.write(TAG_OF[type(stray)], encode(stray))
+    bench.send(generate(A))
+    assert port.recv() == [generate(A)]
+    assert port.is_live(OTHERS)
+    bench.other.write(Tag.ATTACH, encode(Attach(1)))
+    assert port.recv() == [Abort(OTHERS)]
 
 
 def test_a_board_that_was_scribbled_over_costs_no_request(bench: Bench, port: SchedulerPort) -> None:
