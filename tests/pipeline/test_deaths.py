@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -243,6 +244,26 @@ def test_the_launcher_dies_and_every_stream_ends(rig: Rig) -> None:
     until("the port to notice", lambda: not rig.port.alive)
     with pytest.raises(Unavailable, match="gone or stopping"):
         asyncio.run(rig.front.submit({"input_ids": [1]}))
+
+
+def test_a_gateway_that_can_open_no_more_files_serves_on(rig: Rig) -> None:
+    """Its clients' connections have used up what it may open: that comes and goes, and its reader stays."""
+    (stream,) = rig.submit()
+    rig.push([stream], rig.encode("before, "))
+    row = rig.front.board.row(Role.READER)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        for _ in range(3):
+            seen = row.heartbeat_ns
+            until("a heartbeat", lambda seen=seen: row.heartbeat_ns > seen)  # type: ignore[misc]
+        assert rig.port.alive
+        rig.receive()
+        rig.push([stream], rig.encode("meanwhile, "))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    rig.push([stream], rig.encode("after"), FinishReason.length(3))
+    assert rest_of(stream)[0] == "before, meanwhile, after"
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(rig: Rig) -> None:
