@@ -251,7 +251,7 @@ class Reader:
         except CorruptLane as error:
             log.error("egress lane lost: %s", error)
             self._corrupt.add(error.lane)
-            lost = [route for route in self._live if shard_of(route) == error.lane]
+            lost = [route for route in list(self._live) if shard_of(route) == error.lane]  # others register
             self._fail_now(_corrupt_lane(error.lane), lost, "corrupt lane")
             return []
 
