@@ -36,7 +36,9 @@ IDLE_S: Final = 0.5
 LOOK_S: Final = 0.02
 """For how long a scheduler that was found alive is taken to be."""
 RETRY_S: Final = 0.02
-"""How soon a frame that found its ring full is tried again."""
+"""How soon a frame that found its ring full is tried again, or a turn that failed."""
+FAILING_S: Final = 1.0
+"""For how long the reader's thread may fail, turn after turn, until its requests are ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ class Front:
             row.index: row.owner for row in instance.board.rows(Role.SCHEDULER) if row.serving
         }
         self._gone = False
+        self._failing_since: float | None = None
+        self._failing: str | None = None
         self._tokenize = Tokenize(model)
         self._stop = threading.Event()
         self._looking = threading.Lock()
@@ -213,6 +217,8 @@ class Front:
         shards = range(self.instance.config.shards)
         answers = await asyncio.gather(*(self._ask(shard, timeout) for shard in shards))
         sick: list[str] = []
+        if (why := self.trouble()) is not None:
+            sick.append(f"gateway: {why}")
         if not self.instance.alive:
             sick.append("launcher: gone or stopping")
         for role in (Role.SCHEDULER, Role.SHARD):
@@ -235,6 +241,10 @@ class Front:
         except Refused as refusal:
             return refusal.message
         return time.monotonic() if isinstance(item, Control) else f"answered {item}"
+
+    def trouble(self) -> str | None:
+        """Say why this gateway itself cannot serve, whatever the other processes do; None when it can."""
+        return self._failing
 
     def abort(self, rid: str) -> bool:
         """Abort the live request that has this rid. False when none of this gateway's has."""
@@ -287,12 +297,15 @@ class Front:
         sender, source = open_sink(self._sink_bytes)
         self.reader.register(ticket.route, ticket.rid, sender)
         try:
+            # Again: who ended the live requests since the door has not ended this one.
+            self._must_serve()
             if operation is None:
                 self.ingress.submit(ticket)
             else:
                 self.ingress.submit_control(ticket, *operation)
         except BaseException:
             self.reader.unregister(ticket.route)
+            self.ingress.end(ticket.route)
             raise
         return Stream(ticket, source)
 
@@ -300,6 +313,8 @@ class Front:
         """Refuse at the door what nobody would answer."""
         if not self.instance.alive:
             raise Unavailable("the instance is gone or stopping; send the request again when it is back")
+        if (why := self.trouble()) is not None:
+            raise Unavailable(f"{why}; try another")
         if self.board.phase == Phase.DRAINING:
             raise Unavailable(
                 "the server is draining: it finishes what runs and takes nothing new; try another"
@@ -312,9 +327,29 @@ class Front:
             raise Unavailable("no scheduler is attached to the instance; send the request again soon")
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            self._turn()
-        self._turn()
+        """Turn until told to stop, and once more. No fault ends the thread: every stream hangs on it."""
+        last = False
+        while not last:
+            last = self._stop.is_set()
+            try:
+                self._turn()
+            except Exception as error:
+                log.exception("a turn of the reader's thread failed")
+                self._turn_failed(error)
+            else:
+                self._failing_since = self._failing = None
+
+    def _turn_failed(self, error: Exception) -> None:
+        """Try again soon. When it goes on failing, end what is live and take nothing until it works."""
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        if self._failing is None and now - self._failing_since > FAILING_S:
+            self._failing = f"the gateway's reader fails: {error!r}"
+            self.reader.fail(
+                Error(500, "reader_failed", "the gateway cannot read its answers"), abort="reader failed"
+            )
+        self._stop.wait(RETRY_S)
 
     def _turn(self) -> None:
         drained = self.reader.drain()

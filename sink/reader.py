@@ -203,14 +203,16 @@ class Reader:
                 function()
             except Exception:
                 log.exception("a call on the reader's thread failed")
-        frames = self._read(limit)
-        if frames:
-            self._handle(frames)
-        if self._wakes:
-            wakes, self._wakes = self._wakes, []
-            wake(wakes)
-        if self._aborts:
-            self._send_aborts()
+        try:
+            frames = self._read(limit)
+            if frames:
+                self._handle(frames)
+        finally:  # also when the ring cannot be read: who was sent something must hear of it
+            if self._wakes:
+                wakes, self._wakes = self._wakes, []
+                wake(wakes)
+            if self._aborts:
+                self._send_aborts()
         return len(frames)
 
     def run(self) -> None:
