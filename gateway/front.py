@@ -24,6 +24,7 @@ from ..ring import Doorbell, RingStats, wait
 from ..ring.board import Board, Phase, Role, State
 from ..ring.instance import Instance
 from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
+from .lanes import LaneWatch
 from .restoring import Restoring
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class Front:
             "egress": instance.egress(reader),
             "step": instance.step(),
         }
+        self._lanes = LaneWatch(self._rings, reader)
         self._consumer = self._rings["egress"].consumer(0, self._bell)
         control = self._rings["control"].writer(reader)
         request = self._rings["request"].writer(reader)
@@ -219,6 +221,7 @@ class Front:
         sick: list[str] = []
         if (why := self.trouble()) is not None:
             sick.append(f"gateway: {why}")
+        sick += [f"lane: {lost}" for lost in self._lanes.lost if lost != why]
         if not self.instance.alive:
             sick.append("launcher: gone or stopping")
         for role in (Role.SCHEDULER, Role.SHARD):
@@ -244,7 +247,7 @@ class Front:
 
     def trouble(self) -> str | None:
         """Say why this gateway itself cannot serve, whatever the other processes do; None when it can."""
-        return self._failing
+        return self._failing or self._lanes.fatal
 
     def abort(self, rid: str) -> bool:
         """Abort the live request that has this rid. False when none of this gateway's has."""
@@ -393,9 +396,19 @@ class Front:
                 )
             self._gone = gone
 
+    def _look_at_lanes(self) -> None:
+        """End what is live when a lane is found corrupt: whose frames are lost with it, nobody knows."""
+        for lost in self._lanes.look():
+            log.error("%s: what is live here ends", lost)
+            self.reader.fail(
+                Error(500, "corrupt_lane", f"{lost}; the request may have been lost with it"),
+                abort="corrupt lane",
+            )
+
     def _tick(self) -> None:
         """Look around, and show this gateway on the board."""
         self._look()
+        self._look_at_lanes()
         seen = self.reader.statistics()
         row = self._row
         for name, value in (

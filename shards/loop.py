@@ -119,7 +119,8 @@ class Shard:
         self._egress = egress
         self._reader = 0
         self._writers: dict[int, LaneWriter] = {}
-        self._cut_off: set[int] = set()  # readers whose lane is corrupt
+        self._cut_off: set[int] = set()  # readers whose egress lane is corrupt
+        self._mute: set[int] = set()  # readers whose control lane is
         self._restored: defaultdict[int, set[int]] = defaultdict(set)  # epoch → readers that are done
         self._epoch = 0
         self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
@@ -150,7 +151,7 @@ class Shard:
         for reader in asked:
             self._write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
         deadline = time.monotonic() + limit_s
-        while missing := (set(asked) & set(readers())) - self._restored[epoch] - self._cut_off:
+        while missing := self._missing(set(asked) & set(readers())):
             if time.monotonic() > deadline:
                 log.error(
                     "shard %d goes on without readers %s: no RESTORED within %.1f s",
@@ -164,6 +165,10 @@ class Shard:
                 raise Stopped
             if not self._drain_control():
                 wait([self._control], RESTORE_WAIT_S)
+
+    def _missing(self, readers: set[int]) -> set[int]:
+        """Return which of them have yet to say RESTORED, and can."""
+        return readers - self._restored[self._epoch] - self._cut_off - self._mute
 
     def turn(self) -> bool:
         """Handle what is there now; whether there was anything."""
@@ -185,6 +190,9 @@ class Shard:
             except CorruptLane as error:
                 self.statistics.corrupt_lanes += 1
                 log.error("shard %d goes on without it: %s", self.number, error)
+                if ring is self._control:
+                    self._mute.add(error.lane)
+                    self.forget_reader(error.lane)  # that gateway ends them, and cannot say so any more
 
     def _drain_control(self) -> bool:
         busy = False

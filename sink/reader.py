@@ -449,6 +449,11 @@ class Reader:
             route, rid, reason = self._aborts[0]
             try:
                 self._on_abort(route, rid, reason)
+            except CorruptLane as error:
+                # The scheduler finds the lane lost, too, and stops all that came on it.
+                log.error("%d aborts cannot be sent: %s", len(self._aborts), error)
+                self._aborts.clear()
+                return
             except Exception as error:
                 log.warning("abort of %s is tried again: %s", format_route(route), error)
                 return

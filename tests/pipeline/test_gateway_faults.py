@@ -2,15 +2,17 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+import mmap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from outfeed.gateway.backend import FrontBackend
 from outfeed.ingress.errors import Unavailable
+from outfeed.ring.names import segment_name
 from outfeed.sidecar import FinishReason
-from outfeed.sink import Error
+from outfeed.sink import Done, Error
 
 from .commands import launched, unique, until
 from .rig import Rig, rest_of
@@ -71,6 +73,61 @@ def test_nor_is_one_that_dies_just_before_the_request_is_live(rig: Rig, operatio
         asyncio.run(rig.front.submit(BODY) if operation == "submit" else rig.front.control("health"))
     assert rig.front.ingress.live() == 0
     assert rig.front.reader.statistics().live == 0
+
+
+# ---- a lane is corrupt
+
+
+def spoil_next_record(rig: Rig, ring: str) -> Callable[[], None]:
+    """Return what spoils the record that is written next to a ring of one lane and one consumer."""
+    stats = rig.front.ring_stats()[ring]
+    at = 8192 + (stats.lanes[0].tail & (stats.capacity - 1))
+
+    def spoil() -> None:
+        path = f"/dev/shm/{segment_name(rig.name, ring)}"
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            memory[at + 8 : at + 16] = b"\x55" * 8
+
+    return spoil
+
+
+@pytest.mark.parametrize("ring", ["step", "control", "request"])
+def test_a_corrupt_lane_ends_all_that_it_may_have_swallowed(rig: Rig, ring: str) -> None:
+    """The last step of two requests, or the registration or the submission of a third, is lost: who knows?"""
+    streams = rig.submit(2)
+    rig.push(streams, rig.encode("before"))
+    rig.let_the_shards_have_it()
+    rig.stop_shards()
+    spoil = spoil_next_record(rig, ring)
+    received = {stream.route for stream in streams}
+    streams += asyncio.run(rig.front.submit(BODY))
+    rig.push(streams[:2], rig.encode("!"), FinishReason.length(2))
+    spoil()
+    rig.go_on_shards()
+
+    def found() -> bool:
+        received.update(rig.receive())
+        return rig.front.ring_stats()[ring].lanes[0].quarantined is not None
+
+    until("the lane to be found corrupt", found)
+    ends = [rest_of(stream)[2] for stream in streams]
+    for (end,) in ends:
+        # What had come before the lane was given up is told as it was.
+        assert isinstance(end, Done) or (
+            isinstance(end, Error) and (end.status, end.type) == (500, "corrupt_lane")
+        )
+    assert isinstance(ends[2][0], Error)
+    if ring == "step":
+        assert all(isinstance(end, Error) for (end,) in ends)
+    until("nothing to be live at the scheduler", lambda: not still_live(rig, received))
+    assert "corrupt" in str(FrontBackend(rig.front).trouble())
+    assert any("corrupt" in part for part in asyncio.run(rig.front.health(0.5)).sick)
+    assert not served(rig)
+
+
+def still_live(rig: Rig, routes: set[int]) -> bool:
+    routes.update(rig.receive())
+    return any(rig.port.is_live(route) for route in routes)
 
 
 # ---- the reader's thread

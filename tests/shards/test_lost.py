@@ -66,6 +66,21 @@ def test_a_new_shard_does_not_wait_for_a_reader_whose_lane_is_corrupt(
     assert [type(heard).__name__ for heard in rig.hear(1)] == ["Takeover", "Batch"]
 
 
+def test_a_corrupt_control_lane_costs_its_gateway_alone(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It will send no FORGET and no RESTORED: its requests are dropped, and no new shard waits for it."""
+    rig = make_rig()
+    rig.register(MINE, OTHERS)
+    rig.shard.turn()
+    scribble(rig.rings["control"], "quarantine")
+    rig.controls[1].write(Tag.RESTORED, encode(Restored(1, 0, 4)))
+    with caplog.at_level(logging.ERROR):
+        rig.shard.take_over(4, lambda: [0, 1], limit_s=1.0)
+    assert "no RESTORED" not in caplog.text
+    assert (rig.shard.decoder.knows(MINE), rig.shard.decoder.knows(OTHERS)) == (False, True)
+
+
 def test_a_new_shard_does_not_wait_for_what_a_new_gateway_has_not_got(
     make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outfeed.ring import CorruptLane
 from outfeed.ring.batch import BadBatch, decode_batch, encode_batch
 from outfeed.ring.families import FAMILIES, Kind, flat_family
 from outfeed.ring.frames import BadFrame, join
@@ -108,6 +109,25 @@ def test_any_bytes_are_a_batch_or_a_bad_one(body: bytes) -> None:
             check_invariants(decode_batch(memoryview(candidate)))
         except BadBatch:
             continue
+
+
+def test_aborts_are_given_up_when_the_lane_they_go_by_is_corrupt() -> None:
+    """The scheduler finds that, too, and stops what came by it; trying again would be for ever."""
+    front = Front()
+    tried = []
+
+    def corrupt(route: int, rid: str, reason: str) -> None:
+        tried.append(route)
+        raise CorruptLane("request", 0, 64)
+
+    front.reader._on_abort = corrupt
+    sources = [front.open(route) for route in (11, 12)]
+    front.reader.fail(Error(500, "corrupt_lane", "lost"), abort="corrupt lane")
+    for _ in range(3):
+        front.reader.drain()
+    assert [[type(item) for item in waiting(source)] for source in sources] == [[Error], [Error]]
+    assert tried == [11, 12]
+    assert front.reader.statistics().aborts_waiting == 0
 
 
 def sample() -> bytes:
