@@ -37,6 +37,7 @@ from ..ring.frames import (
     encode,
 )
 from ..ring.route import format_route, reader_of, shard_of
+from ..ring.suspects import Suspects
 from ..ring.writer import LaneWriter
 from .decoded import Decoded, halves
 from .decoded import encode as encode_rows
@@ -124,6 +125,10 @@ class Shard:
         self._restored: defaultdict[int, set[int]] = defaultdict(set)  # epoch → readers that are done
         self._epoch = 0
         self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
+        self._suspects = Suspects(
+            lambda: (route for routes in self._routes.values() for route in routes),
+            lambda route: self.decoder.came(route),
+        )
         self._lives = lives
         self._beat = beat
         self._stopping = stopping
@@ -179,6 +184,10 @@ class Shard:
             self._steps.release()
             busy = True
             self._beat()
+        for route in self._suspects.silent(time.monotonic()) if self._suspects.any else ():
+            self._fail(
+                route, 500, "row_lost", "no row has come since a damaged frame, which may have held its last"
+            )
         return busy
 
     def _read(
@@ -292,11 +301,16 @@ class Shard:
         if isinstance(found, Checked):
             self._together([found])
         elif isinstance(found, BadFrame):
-            self._bad_frame(found, known=True)
+            self._damaged(found)
         elif not isinstance(found, Result | ErrorFrame):
-            self._bad_frame(BadFrame(f"a {Tag(tag).name} frame does not belong on a step ring"), known=True)
+            self._damaged(BadFrame(f"a {Tag(tag).name} frame does not belong on a step ring"))
         elif shard_of(found.route) == self.number:
             self._pass_on(found, tag, body)
+
+    def _damaged(self, error: BadFrame) -> None:
+        """Fail what a damaged step frame names, and watch the others: it may have had rows of theirs."""
+        self._bad_frame(error, known=True)
+        self._suspects.damaged()
 
     def _pass_on(self, answer: Result | ErrorFrame, tag: int, body: memoryview) -> None:
         """Hand a scheduler's answer to its reader as it is, or say that the egress lane cannot take it."""

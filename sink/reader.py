@@ -9,6 +9,7 @@ exactly one abort.
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -19,6 +20,7 @@ from ..ring.checked import Checked, check_batch
 from ..ring.finish import FinishReason
 from ..ring.frames import BadFrame, ErrorFrame, Handover, Result, Tag, Takeover, decode
 from ..ring.route import format_route, reader_of, shard_of
+from ..ring.suspects import Suspects
 from ._deliver import LiveFields, deliver
 from .channel import FOLD_AT, Channel, SinkClosed, SinkFull, SinkSender
 from .columns import columns_of
@@ -127,6 +129,7 @@ class Reader:
         # Which reader this is, as soon as a route tells.
         self._index: int | None = None
         self._corrupt: set[int] = set()
+        self._suspects = Suspects(lambda: list(self._live), self._came)
         self._requests: deque[Callable[[], None]] = deque()
         self._aborts: deque[tuple[int, str, str]] = deque()
         self._wakes: list[Waiter] = []
@@ -207,6 +210,8 @@ class Reader:
             frames = self._read(limit)
             if frames:
                 self._handle(frames)
+            if self._suspects.any:
+                self._fail_now(_row_lost(), self._suspects.silent(time.monotonic()), "row lost")
         finally:  # also when the ring cannot be read: who was sent something must hear of it
             if self._wakes:
                 wakes, self._wakes = self._wakes, []
@@ -364,9 +369,14 @@ class Reader:
         abort = message.type if message.running else None
         self._fail_live(live, Error(message.status, message.type, message.message), abort)
 
+    def _came(self, route: int) -> int | None:
+        live = self._live.get(route)
+        return None if live is None else live.next
+
     def _bad_frame(self, lane: int, error: BadFrame) -> None:
-        """End every live request that a rejected frame names."""
+        """End what a rejected frame names, and watch the others: it may have had rows of theirs."""
         self._stats.bad_frames += 1
+        self._suspects.damaged()
         named = [live for route in dict.fromkeys(error.routes) if (live := self._live.get(route))]
         if not named:
             self._stats.unnamed_bad_frames += 1
@@ -465,6 +475,10 @@ def _corrupt_lane(shard: int) -> Error:
     return Error(
         500, "corrupt_lane", f"the lane from shard {shard} is corrupt; its requests cannot be served"
     )
+
+
+def _row_lost() -> Error:
+    return Error(500, "row_lost", "no row has come since a damaged frame, which may have held the last one")
 
 
 def _routes(step: Checked) -> tuple[int, ...]:

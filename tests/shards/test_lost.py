@@ -4,7 +4,9 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from outfeed.ring import suspects
 from outfeed.ring.batch import Batch
+from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import (
     TAG_OF,
     Attach,
@@ -133,6 +135,46 @@ def test_a_new_shard_is_not_told_restored_by_another_gateways_lane(
     with caplog.at_level(logging.ERROR):
         rig.shard.take_over(4, lambda: [0], limit_s=0.01)
     assert "without readers [0]: no RESTORED" in caplog.text
+
+
+def route_flipped(bit: int) -> tuple[int, bytes]:
+    """MINE's last step with a bit of its route flipped in the ring."""
+    body = bytearray(b"".join(Rig.frame([(MINE, 1, [66])], [(0, FinishReason.length(2))])))
+    at = body.index(MINE.to_bytes(8, "little"))
+    body[at + bit // 8] ^= 1 << bit % 8
+    return Tag.BATCH, bytes(body)
+
+
+@pytest.mark.parametrize(
+    ("tag", "body"),
+    [
+        *(route_flipped(bit) for bit in range(0, 64, 7)),
+        (77, b"".join(Rig.frame([(MINE, 1, [66])]))),
+        (Tag.BATCH, b""),
+        (Tag.ERROR, encode(ErrorFrame(MINE, 503, "busy", "no memory"))[1:]),
+        (Tag.GENERATE, encode(Forget(MINE))),
+    ],
+)
+def test_a_request_whose_last_row_was_damaged_ends(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, tag: int, body: bytes
+) -> None:
+    """What the frame names is somebody else, or nobody: who has no row after it is found all the same."""
+    monkeypatch.setattr(suspects, "SILENT_S", 0.0)
+    others = make_route(1, 0, 9, 1)  # more than a bit away
+    rig = make_rig()
+    rig.register(MINE, others)
+    rig.push([(MINE, 0, [65]), (others, 0, [65])])
+    rig.shard.turn()
+    rig.steps.write(tag, body)
+    rig.shard.turn()
+    rig.push([(others, 1, [66])])
+    rig.shard.turn()
+    batch, error = rig.hear(0)
+    assert isinstance(batch, Batch)
+    assert isinstance(error, ErrorFrame)
+    assert (error.route, error.status, error.running) == (MINE, 500, True)
+    assert error.type in ("row_lost", "bad_frame")
+    assert [heard.first.tolist() for heard in rig.hear(1) if isinstance(heard, Batch)] == [[0], [1]]
 
 
 @pytest.mark.parametrize(
