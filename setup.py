@@ -18,8 +18,15 @@ if os.environ.get("OUTFEED_WERROR"):
     FLAGS.append("-Werror")
 
 
-def core(room: str, module: str) -> FFI:
-    """Describe `outfeed.<room>.<module>`, built from every C file in `<room>/core/`."""
+# What a BATCH body looks like: every room that lays one out in C includes these.
+BODY = ("ring/core/batch.h", "ring/core/check.h")
+
+
+def core(room: str, module: str, *shared: str) -> FFI:
+    """Describe `outfeed.<room>.<module>`, built from every C file in `<room>/core/`.
+
+    shared: headers of other rooms that it includes.
+    """
     folder = Path(room) / "core"
     ffi = FFI()
     ffi.cdef((ROOT / folder / "api.h").read_text(encoding="utf-8"))
@@ -28,7 +35,7 @@ def core(room: str, module: str) -> FFI:
         '#include <stddef.h>\n#include <stdint.h>\n#include "api.h"\n',
         sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("*.c")),
         include_dirs=[str(folder)],
-        depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("*.h")),
+        depends=[*sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("*.h")), *shared],
         extra_compile_args=FLAGS,
         libraries=["pthread"],
         py_limited_api=True,
@@ -48,12 +55,12 @@ def ingress() -> FFI:
 
 def shards() -> FFI:
     """The detokenizing kernel: `outfeed.shards._kernel`."""
-    return core("shards", "_kernel")
+    return core("shards", "_kernel", *BODY)
 
 
 def sidecar() -> FFI:
     """The scheduler's row table: `outfeed.sidecar._rows`."""
-    return core("sidecar", "_rows")
+    return core("sidecar", "_rows", *BODY)
 
 
 def methods(module: str, source: str, *depends: str) -> Extension:
@@ -81,9 +88,15 @@ if __name__ == "__main__":
         cmdclass={"build_py": BuildPy},
         cffi_modules=["setup.py:ring", "setup.py:ingress", "setup.py:shards", "setup.py:sidecar"],
         ext_modules=[
-            methods("ring._fast", "ring/core/python/fast.c", "ring/core/api.h"),
-            methods("ring._body", "ring/core/python/body.c", "ring/core/check.h"),
-            methods("sidecar._push", "sidecar/core/python/push.c", "ring/core/api.h", "sidecar/core/api.h"),
+            methods("ring._fast", "ring/core/python/fast.c", "ring/core/api.h", "ring/core/clock.h"),
+            methods("ring._body", "ring/core/python/body.c", *BODY),
+            methods(
+                "sidecar._push",
+                "sidecar/core/python/push.c",
+                "ring/core/api.h",
+                "ring/core/clock.h",
+                "sidecar/core/api.h",
+            ),
             methods("sink._deliver", "sink/core/deliver.c", "sink/core/fields.h"),
         ],
     )

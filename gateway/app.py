@@ -17,8 +17,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from .. import __version__
 from ..ingress.errors import BadRequest, Refused, Unavailable, show
-from ..ingress.request import MAX_RID_BYTES, decode_body
+from ..ingress.request import MAX_RID_CHARACTERS, decode_body
 from ..sink import ChunkEvent, Done, Error
 from . import generate, openai
 from .answer import Answer, StreamAnswer, WholeAnswer
@@ -47,7 +48,7 @@ class Options:
 
     incremental: bool = False
     api_key: str = ""
-    version: str = "0.1.0"
+    version: str = __version__
 
 
 class Others(Protocol):
@@ -270,9 +271,9 @@ class App:
         try:
             body = decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)
             rid = body.get("rid") if type(body) is dict else None
-            if type(rid) is not str or not 0 < len(rid) <= MAX_RID_BYTES:
+            if type(rid) is not str or not 0 < len(rid) <= MAX_RID_CHARACTERS:
                 raise BadRequest(
-                    "rid", f"must be a string of 1 to {MAX_RID_BYTES} characters, got {show(rid)}"
+                    "rid", f"must be a string of 1 to {MAX_RID_CHARACTERS} characters, got {show(rid)}"
                 )
         except Refused as error:
             return self._fail(exchange, error.status, error.message)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -141,7 +141,23 @@ class FrontBackend:
                 yield Reading(
                     "restarts_total", "counter", "Times the process was replaced.", row.epoch, labels
                 )
+                for name, help_, roles in _COUNTED:
+                    if role in roles:
+                        yield Reading(f"{name}_total", "counter", help_, row.get(name), labels)
                 yield Reading("process_up", "gauge", "1 while the process lives.", row.alive, labels)
+
+
+# Counters of the board that are figures, and who has them.
+_COUNTED: Final[tuple[tuple[str, str, tuple[Role, ...]], ...]] = (
+    ("stopped", "Requests that a shard ended at a stop it found.", (Role.SHARD,)),
+    ("corrupt_lanes", "Lanes that a shard found corrupt and goes on without.", (Role.SHARD,)),
+    ("no_reader", "Frames of a shard for a gateway that is not there.", (Role.SHARD,)),
+    (
+        "stale_rows",
+        "Rows of requests that are not live in this process: ended, or never there.",
+        (Role.SHARD, Role.READER, Role.SCHEDULER),
+    ),
+)
 
 
 def _describe(row: BoardRow) -> dict[str, Any]:

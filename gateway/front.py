@@ -93,6 +93,22 @@ class Stream:
         self.close()
 
 
+class NoTokenizer(ValueError):
+    """The instance's tokenizer file cannot be loaded in this process."""
+
+
+def _load_tokenizer(path: str) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # the library raises plain Exception, whatever is wrong
+        raise NoTokenizer(
+            f"cannot load the instance's tokenizer {path}: {error}; this process must see the file that the "
+            "launcher was given, under the same path"
+        ) from error
+
+
 class Front:
     """Reader number `reader` of an instance. `submit` from one event loop or from threads.
 
@@ -152,14 +168,13 @@ class Front:
             InstanceGone: there is no such instance.
             LaneOwned: a live gateway has that number.
             IndexError: the instance has fewer readers.
+            NoTokenizer: the instance's tokenizer file cannot be loaded here.
         """
         opened = Instance.attach(instance)
         try:
             opened.board.row(Role.READER, reader)
             if tokenizer is None:
-                from tokenizers import Tokenizer
-
-                tokenizer = Tokenizer.from_file(opened.config.tokenizer)
+                tokenizer = _load_tokenizer(opened.config.tokenizer)
             vocabulary = max(opened.config.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
             return cls(opened, reader, Model(vocabulary, opened.config.context_len, tokenizer), sink_bytes)
         except BaseException:
@@ -417,7 +432,7 @@ class Front:
             ("live", seen.live),
             ("aborts", seen.aborts),
             ("errors", seen.errors),
-            ("unknown_rows", seen.late),
+            ("stale_rows", seen.stale_rows),
             ("doubled_rows", seen.doubled),
             ("bad_frames", seen.bad_frames),
         ):

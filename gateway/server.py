@@ -30,13 +30,14 @@ from .app import App, Options
 from .backend import Backend, FrontBackend
 from .chat import ChatTemplate, NoTemplate
 from .connection import Connections
-from .front import Front
+from .front import Front, NoTokenizer
 from .limits import Limits
 from .siblings import Siblings
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
+MAX_PORT = 65535
 
 
 class ServerError(RuntimeError):
@@ -130,9 +131,19 @@ class Serving:
 
 
 async def serve(app: App, serving: Serving, ready: str = "", siblings: Siblings | None = None) -> None:
-    """Serve until a signal. Prints `ready` and the address when it accepts."""
+    """Serve until a signal. Prints `ready` and the address when it accepts.
+
+    Raises:
+        ServerError: the address cannot be had, or the socket that the other gateways talk to.
+    """
     if siblings is not None:
-        siblings.start()
+        try:
+            siblings.start()
+        except OSError as error:
+            raise ServerError(
+                f"cannot open the socket to the other gateways: {error.strerror}; another process has this "
+                "--reader number: end it, or take another number"
+            ) from None
         app.siblings = siblings
     server = Server(app, listen(serving.host, serving.port))
     await server.start()
@@ -165,11 +176,20 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def port_number(text: str) -> int:
+    """Read a port's number for argparse: what is out of range would be taken modulo 65536, unsaid."""
+    if text.isascii() and text.isdigit() and int(text) <= MAX_PORT:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no port: give 0 to {MAX_PORT}; 0 takes a free one")
+
+
 def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that a gateway process and `serve` share."""
     limits = Limits()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback only)")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default 8000)")
+    parser.add_argument(
+        "--port", type=port_number, default=8000, metavar="N", help="port; 0 takes a free one (default 8000)"
+    )
     parser.add_argument(
         "--api-key",
         default="",
@@ -233,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 app.metrics.state,
             )
             uvloop.run(serve(app, serving, ready, siblings))
-    except (ServerError, RingError, IndexError) as error:
+    except (ServerError, NoTokenizer, RingError, IndexError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
     return 0

@@ -23,8 +23,9 @@ MAX_STOP_REGEX_BYTES = 256
 MAX_STOP_TOKEN_IDS = 65_536
 MAX_GRAMMAR_BYTES = 1 << 20
 MAX_CUSTOM_ENTRIES = 64
+MAX_CUSTOM_KEY_CHARACTERS = 256
 MAX_CUSTOM_VALUES = 4096
-MAX_CUSTOM_BYTES = 65_536
+MAX_CUSTOM_CHARACTERS = 65_536
 
 Check = Callable[[Any, str], Any]
 
@@ -83,7 +84,7 @@ def strings(limit: int, max_bytes: int) -> Check:
 
     def check(value: Any, field: str) -> str | list[str]:
         if type(value) is str:
-            _short(value, field)
+            _at_most(value, field, max_bytes)
             return value
         if type(value) is not list:
             raise BadRequest(field, f"must be a string or a list of strings, got {show(value)}")
@@ -93,22 +94,25 @@ def strings(limit: int, max_bytes: int) -> Check:
             if type(entry) is not str:
                 raise BadRequest(f"{field}[{index}]", f"must be a string, got {show(entry)}")
             if len(entry) > max_bytes or not entry.isascii():
-                _short(entry, f"{field}[{index}]")
+                _at_most(entry, f"{field}[{index}]", max_bytes)
         return list(value)
-
-    def _short(value: str, field: str) -> None:
-        # A character is at least one byte: a huge string is refused before it is encoded.
-        size = len(value) if len(value) > max_bytes else utf8_bytes(value, field)
-        if size > max_bytes:
-            raise BadRequest(field, f"takes at most {max_bytes} UTF-8 bytes, got {size} or more")
 
     return check
 
 
+def _at_most(value: str, field: str, max_bytes: int) -> None:
+    """Refuse a string of more UTF-8 bytes than `max_bytes`."""
+    # A character is at least one byte: a huge string is refused before it is encoded.
+    size = len(value) if len(value) > max_bytes else utf8_bytes(value, field)
+    if size > max_bytes:
+        raise BadRequest(field, f"takes at most {max_bytes} UTF-8 bytes, got {size} or more")
+
+
 def grammar(value: Any, field: str) -> str:
     """Take a grammar's source text."""
-    if type(value) is str and len(value) > MAX_GRAMMAR_BYTES:
-        raise BadRequest(field, f"takes at most {MAX_GRAMMAR_BYTES} bytes, got {len(value)} characters")
+    if type(value) is str:
+        _at_most(value, field, MAX_GRAMMAR_BYTES)
+        return value
     return text(value, field)
 
 
@@ -181,8 +185,10 @@ def custom_params(value: Any, field: str) -> dict[str, Any]:
 
 def _named(field: str, key: Any) -> str:
     """Return the full name of an object's entry, once the key is known to be a short string."""
-    if type(key) is not str or len(key) > MAX_STOP_REGEX_BYTES:
-        raise BadRequest(field, f"keys must be strings of at most 256 characters, got {show(key)}")
+    if type(key) is not str or len(key) > MAX_CUSTOM_KEY_CHARACTERS:
+        raise BadRequest(
+            field, f"keys must be strings of at most {MAX_CUSTOM_KEY_CHARACTERS} characters, got {show(key)}"
+        )
     text(key, field)
     return f"{field}.{key}"
 
@@ -195,8 +201,8 @@ def _scalar(value: Any, field: str) -> Any:
     if type(value) is float:
         return number(value, field)
     if type(value) is str:
-        if len(value) > MAX_CUSTOM_BYTES:
-            raise BadRequest(field, f"takes at most {MAX_CUSTOM_BYTES} characters, got {len(value)}")
+        if len(value) > MAX_CUSTOM_CHARACTERS:
+            raise BadRequest(field, f"takes at most {MAX_CUSTOM_CHARACTERS} characters, got {len(value)}")
         return text(value, field)
     raise BadRequest(field, f"must be null, true, false, a number or a string here, got {show(value)}")
 

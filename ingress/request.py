@@ -17,19 +17,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring.frames import DecodeOptions, LogprobOptions
+from ..ring.frames import PROMPT_TAIL, DecodeOptions, LogprobOptions
 from .errors import BadRequest, Unavailable, show
 from .fields import boolean, integer, text
 from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, brings_new_patterns, parse_each
 
 MAX_BODY_BYTES = 16 << 20
 MAX_BATCH = 1024
-MAX_RID_BYTES = 256
+MAX_RID_CHARACTERS = 256
 MAX_WAITING_TEXTS = 4096
 SHORT_CHARACTERS = 256
 """Texts this short together are tokenized at once: that takes less than waking a thread and the way back."""
-PROMPT_TAIL = 64
-"""How many prompt ids a shard gets: the context in which the first output id is decoded."""
 DRAWN_RIDS = 256
 """Request ids drawn at once: drawing gives the GIL up, and getting it back can take milliseconds."""
 _RIDS: list[str] = []
@@ -110,7 +108,7 @@ class Ready:
 
     @property
     def prompt_tail(self) -> bytes:
-        """The last ids of the prompt, at most 64, i32 little-endian."""
+        """The last ids of the prompt, at most PROMPT_TAIL, i32 little-endian."""
         return self.input_ids[-4 * PROMPT_TAIL :]
 
     def decode_options(self, *, detect_stops: bool = False) -> DecodeOptions:
@@ -354,8 +352,8 @@ def _rids(value: Any, count: int, batch: bool) -> list[str]:
 
 
 def _rid(value: Any, name: str) -> str:
-    if type(value) is not str or not value or len(value) > MAX_RID_BYTES:
-        raise BadRequest(name, f"must be a string of 1 to {MAX_RID_BYTES} characters, got {show(value)}")
+    if type(value) is not str or not value or len(value) > MAX_RID_CHARACTERS:
+        raise BadRequest(name, f"must be a string of 1 to {MAX_RID_CHARACTERS} characters, got {show(value)}")
     return text(value, name)
 
 

@@ -17,7 +17,8 @@ numbers are little-endian. `body_len` is the whole body's, `check` (core/check.h
 it and is seeded with header_len: what no range check can see, a changed token id, two swapped routes, it
 sees.
 
-Decoding is all or nothing: a Batch exists only when every check passed.
+The layout's numbers are core/batch.h's. Decoding is all or nothing: a Batch exists only when every check
+passed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,8 +28,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ._body import (
+    COUNTS_AT,
+    EGRESS_ROW_BYTES,
+    FIRST_AT,
+    PREFIX_BYTES,
+    PROMPT_TOKENS_AT,
+    ROW_BYTES,
+    TEXT_LENS_AT,
+    VERSION,
+)
 from ._core import lib
-from .checked import MAX_ROWS, PREFIX, PREFIX_BYTES, ROW_BYTES, VERSION, BadBatch, Checked, check_batch
+from .checked import MAX_ROWS, PREFIX, BadBatch, Checked, check_batch
 from .families import FAMILIES, Families, TokenTexts, encode_family, encode_texts, spans
 from .finish import FinishReason
 from .frames import Buffer
@@ -50,6 +61,7 @@ U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
 I32 = NDArray[np.int32]
 
+# Compare with ==, which knows the byte order; not with `is`: an unpickled array has a dtype of its own.
 _U64: Final = np.dtype("<u8")
 _U32: Final = np.dtype("<u4")
 _I32: Final = np.dtype("<i4")
@@ -165,7 +177,7 @@ class Batch:
 
 def encode_endings(finishes: Iterable[tuple[int, FinishReason]]) -> bytes:
     """Return the finish reasons as they stand in a header, for whoever writes the rest of it in C itself."""
-    return _encode_header([(row, reason.to_json()) for row, reason in finishes])
+    return _encode_header(_endings(finishes))
 
 
 def egress_header(
@@ -177,10 +189,7 @@ def egress_header(
     ended: Sequence[int] = (),
 ) -> bytes:
     """Return the header of an egress form without families, for whoever writes its columns in C itself."""
-    endings = [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
-    if ended:
-        return _encode_header((VERSION, stamp_ns, rows, tokens, endings, text_bytes, (), None, ended))
-    return _encode_header((VERSION, stamp_ns, rows, tokens, endings, text_bytes, (), None))
+    return _header(stamp_ns, rows, tokens, finishes, text_bytes, (), None, ended)
 
 
 def encode_batch(
@@ -205,18 +214,9 @@ def encode_batch(
     not at all (step form). Raises ValueError naming the column when they do not fit each other. The text is
     taken as it is: a reader rejects the frame if it is not UTF-8, or a row's part begins inside a character.
     """
-    rows, tokens = len(routes), len(ids)
-    if not (
-        routes.dtype is _U64
-        and first.dtype is counts.dtype is prompt_tokens.dtype is _U32
-        and ids.dtype is _I32
-        and len(first) == len(counts) == len(prompt_tokens) == rows <= MAX_ROWS
-    ):
-        raise ValueError(_misfit(routes, first, counts, prompt_tokens, ids))
-    total = int(np.add.reduce(counts))
-    if total != tokens:
-        raise ValueError(f"counts add up to {total} tokens, but ids has {tokens}")
+    rows = len(routes)
     columns: list[Any] = [routes, first, counts, prompt_tokens, ids]
+    _check_core(*columns)
     text_bytes = None
     if text_lens is not None or generated is not None or text is not None:
         text_bytes = _add_text(columns, rows, generated, text_lens, text)
@@ -227,20 +227,7 @@ def encode_batch(
     if texts is not None:
         texts_size, added = encode_texts(texts, rows)
         columns += added
-    endings = [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
-    header = _encode_header(
-        (
-            VERSION,
-            stamp_ns,
-            rows,
-            tokens,
-            endings,
-            text_bytes,
-            sizes,
-            texts_size,
-            *((ended,) if ended else ()),
-        )
-    )
+    header = _header(stamp_ns, rows, len(ids), finishes, text_bytes, sizes, texts_size, ended)
     header_len = len(header)
     columns.insert(0, header + _PADS[-header_len % 8])
     return _sealed(header_len, columns)
@@ -257,9 +244,9 @@ def as_batch(step: Checked) -> Batch:
     batch = Batch(
         step.stamp_ns,
         step.routes(),
-        np.frombuffer(raw, _U32, rows, data + 8 * rows),
-        np.frombuffer(raw, _U32, rows, data + 12 * rows),
-        np.frombuffer(raw, _U32, rows, data + 16 * rows),
+        np.frombuffer(raw, _U32, rows, data + FIRST_AT * rows),
+        np.frombuffer(raw, _U32, rows, data + COUNTS_AT * rows),
+        np.frombuffer(raw, _U32, rows, data + PROMPT_TOKENS_AT * rows),
         np.frombuffer(raw, _I32, step.tokens, data + ROW_BYTES * rows),
         step.finishes,
         families=step.families,
@@ -269,8 +256,9 @@ def as_batch(step: Checked) -> Batch:
     if step.text_at is not None and step.text_bytes is not None:
         at = step.text_at
         batch.generated = np.frombuffer(raw, _U32, rows, at)
-        batch.text_lens = np.frombuffer(raw, _U32, rows, at + 4 * rows)
-        batch.text = raw[at + 8 * rows : at + 8 * rows + step.text_bytes]
+        batch.text_lens = np.frombuffer(raw, _U32, rows, at + TEXT_LENS_AT * rows)
+        text = at + EGRESS_ROW_BYTES * rows
+        batch.text = raw[text : text + step.text_bytes]
     return batch
 
 
@@ -311,7 +299,7 @@ def _add_text(
     if generated is None or text_lens is None or text is None:
         raise ValueError("the egress form needs generated, text_lens and text together")
     for name, column in (("generated", generated), ("text_lens", text_lens)):
-        if column.dtype is not _U32 or len(column) != rows:
+        if column.dtype != _U32 or len(column) != rows:
             raise ValueError(f"{name} is {column.dtype}[{len(column)}], not {_U32}[{rows}]")
     text_bytes = text.nbytes if isinstance(text, np.ndarray | memoryview) else len(text)
     total = int(np.add.reduce(text_lens))
@@ -338,6 +326,38 @@ def _add_families(columns: list[Any], rows: int, families: Families) -> list[tup
     return sizes if any(sizes) else []
 
 
+def _endings(finishes: Iterable[tuple[int, FinishReason]]) -> Sequence[tuple[int, Any]]:
+    return [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
+
+
+def _header(
+    stamp_ns: int,
+    rows: int,
+    tokens: int,
+    finishes: Iterable[tuple[int, FinishReason]],
+    text_bytes: int | None,
+    families: Sequence[tuple[int, int, int] | None],
+    texts: tuple[int, int, int] | None,
+    ended: Sequence[int],
+) -> bytes:
+    header = (VERSION, stamp_ns, rows, tokens, _endings(finishes), text_bytes, families, texts)
+    return _encode_header((*header, ended) if ended else header)
+
+
+def _check_core(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) -> None:
+    """Raise ValueError unless the core columns fit each other."""
+    if not (
+        routes.dtype == _U64
+        and first.dtype == counts.dtype == prompt_tokens.dtype == _U32
+        and ids.dtype == _I32
+        and len(first) == len(counts) == len(prompt_tokens) == len(routes) <= MAX_ROWS
+    ):
+        raise ValueError(_misfit(routes, first, counts, prompt_tokens, ids))
+    total = int(np.add.reduce(counts))
+    if total != len(ids):
+        raise ValueError(f"counts add up to {total} tokens, but ids has {len(ids)}")
+
+
 def _sealed(header_len: int, parts: list[Any]) -> list[Buffer]:
     """Return the prefix and the parts as one: a copy here is cheaper than many parts in the lane's write."""
     try:
@@ -361,6 +381,6 @@ def _misfit(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) 
         ("ids", ids, _I32),
     ):
         expected = len(ids) if name == "ids" else rows
-        if column.dtype is not dtype or len(column) != expected:
+        if column.dtype != dtype or len(column) != expected:
             return f"{name} is {column.dtype}[{len(column)}], not {dtype}[{expected}]"
     raise AssertionError("all core columns fit")

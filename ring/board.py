@@ -32,9 +32,11 @@ from .segment import Segment, attach, create, unlink
 
 MAGIC: Final = b"OUTFEEDB"
 VERSION: Final = 1
-MAX_SHARDS: Final = 64
-MAX_READERS: Final = 64
-MAX_RANKS: Final = 64
+MAX_EACH: Final = 64
+"""Shards, readers and ranks of an instance, each at most; fewer than a route could name."""
+MIN_LANE_BYTES: Final = 1 << 12
+MAX_LANE_BYTES: Final = 1 << 30
+MAX_HEARTBEAT_LIMIT_S: Final = 3600
 
 _HEADER: Final = struct.Struct("<8sIII")
 _LAUNCHER_WORD: Final = 4  # u64 index of the launcher's owner word in the header
@@ -53,12 +55,15 @@ COUNTERS: Final = (
     "ended",  # requests ended
     "aborts",  # requests aborted
     "errors",  # requests ended with an error
-    "unknown_rows",  # rows of a request that has ended, dropped
+    "stale_rows",  # rows of requests that are not live in this process: ended, or never there
     "doubled_rows",  # rows seen before, dropped
     "bad_frames",  # frames refused by their decoder
     "full",  # times a full lane made this process wait
     "wakes",  # times this process woke up
     "table",  # shard: 1 when the token table decodes, 0 when the fallback does
+    "stopped",  # shard: requests it ended at a stop it found; their reader aborts them
+    "corrupt_lanes",  # shard: lanes it found corrupt and goes on without
+    "no_reader",  # shard: frames for a reader that is not there, dropped
 )
 
 
@@ -90,8 +95,8 @@ class State(IntEnum):
     FAILED = 4
 
 
-_Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
-_Bytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 32)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_EACH)]
+_Bytes = Annotated[int, msgspec.Meta(ge=MIN_LANE_BYTES, le=MAX_LANE_BYTES)]
 
 
 class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, kw_only=True):
@@ -110,7 +115,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, k
     control_bytes: _Bytes = 1 << 23
     step_bytes: _Bytes = 1 << 23
     egress_bytes: _Bytes = 1 << 23
-    heartbeat_limit_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5.0
+    heartbeat_limit_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_HEARTBEAT_LIMIT_S)] = 5.0
 
 
 class BoardRow:
@@ -217,8 +222,13 @@ class Board:
         Raises:
             NoRoom: /dev/shm has too little room.
             FileExistsError: the instance has a board already.
+            ValueError: the configuration has a value out of its limits: nobody could attach to it.
         """
         data = msgspec.json.encode(config)
+        try:
+            msgspec.json.decode(data, type=InstanceConfig)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"instance {config.instance!r} cannot be: {error}") from None
         if len(data) > _ROWS_AT - _CONFIG_AT:
             raise ValueError(
                 f"the configuration takes {len(data)} bytes, the board holds {_ROWS_AT - _CONFIG_AT}"

@@ -12,7 +12,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ._body import probe
+from ._body import (
+    COUNTS_AT,
+    EGRESS_ROW_BYTES,
+    FIRST_AT,
+    PREFIX_BYTES,
+    PROMPT_TOKENS_AT,
+    ROW_BYTES,
+    TEXT_LENS_AT,
+    VERSION,
+    probe,
+)
 from .families import (
     FAMILIES,
     MAX_COUNT,
@@ -28,7 +38,6 @@ from .families import (
 from .finish import FinishReason, is_json
 from .frames import BadFrame, Buffer
 
-VERSION: Final = 1
 MAX_ROWS: Final = 1 << 20
 MAX_STAMP: Final = (1 << 64) - 1
 
@@ -36,9 +45,6 @@ U64 = NDArray[np.uint64]
 
 U64_TYPE: Final = np.dtype("<u8")
 PREFIX: Final = struct.Struct("<IIQ")
-PREFIX_BYTES: Final = PREFIX.size
-# Bytes of the core columns per row, beside its ids.
-ROW_BYTES: Final = 20
 
 
 class BadBatch(BadFrame):
@@ -100,16 +106,16 @@ class Checked:
         if self.text_at is None or self.text_bytes is None:
             raise ValueError("the step form has no text columns")
         rows, data, text_at = self.rows, self.data, self.text_at
-        text = text_at + 8 * rows
+        text = text_at + EGRESS_ROW_BYTES * rows
         return (
             rows,
             data,
-            data + 8 * rows,
-            data + 12 * rows,
-            data + 16 * rows,
+            data + FIRST_AT * rows,
+            data + COUNTS_AT * rows,
+            data + PROMPT_TOKENS_AT * rows,
             data + ROW_BYTES * rows,
             text_at,
-            text_at + 4 * rows,
+            text_at + TEXT_LENS_AT * rows,
             text,
             text + self.text_bytes,
         )
@@ -153,7 +159,8 @@ def _check_columns(header: _Header, body: bytes, header_len: int, data: int, che
     _check_core(header)
     checked = Checked(body, header, data)
     text_at = data + ROW_BYTES * rows + 4 * tokens
-    end = text_at if text_bytes is None else text_at + 8 * rows + text_bytes + -text_bytes % 4
+    text = text_at + EGRESS_ROW_BYTES * rows
+    end = text_at if text_bytes is None else text + text_bytes + -text_bytes % 4
     starts = []
     for kind, entry in enumerate(header.families):
         starts.append(end)
@@ -175,7 +182,7 @@ def _check_columns(header: _Header, body: bytes, header_len: int, data: int, che
     if text_bytes is not None:
         checked.text_at = text_at
         _same("text_lens", texts_sum, "text_bytes", text_bytes)
-        check_utf8("text", body[text_at + 8 * rows : text_at + 8 * rows + text_bytes], inside)
+        check_utf8("text", body[text : text + text_bytes], inside)
     if header.families:
         checked.families = [
             None if entry is None else decode_family(kind, entry, body, starts[kind], rows)
@@ -241,8 +248,8 @@ def _same(name: str, total: int, total_name: str, expected: int) -> None:
 def _named(body: bytes, data: int, rows: int | None) -> tuple[int, ...]:
     """Return the routes a rejected frame names: its first column, as far as there can be one.
 
-    A row takes at least 20 bytes, so at most a 20th of the data can be rows. A header's row count is
-    believed up to there; without a header, all of that is looked at. What is no live route does no harm.
+    A row takes at least ROW_BYTES, which bounds how many there can be. A header's row count is believed up
+    to there; without a header, all of that is looked at. What is no live route does no harm.
     """
     room = min((len(body) - data) // ROW_BYTES, MAX_ROWS)
     named = rows if rows is not None and 0 <= rows <= room else room

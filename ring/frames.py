@@ -12,7 +12,6 @@ from enum import IntEnum
 from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from .route import MAX_READERS, MAX_SHARDS, reader_of
@@ -21,6 +20,8 @@ from .route import MAX_READERS, MAX_SHARDS, reader_of
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 MAX_ROUTE = (1 << 64) - 1
+PROMPT_TAIL = 64
+"""How many of a prompt's last ids a shard gets: the context in which the first output id is decoded."""
 
 
 class Tag(IntEnum):
@@ -140,7 +141,7 @@ class DecodeOptions(msgspec.Struct, array_like=True, frozen=True):
 class Register(msgspec.Struct, array_like=True, frozen=True):
     """REGISTER: a request is about to be submitted.
 
-    `prompt_tail` holds the last (at most 64) prompt ids, i32 little-endian: the context its text begins in.
+    `prompt_tail` holds the prompt's last ids, at most PROMPT_TAIL, i32 little-endian: what its text follows.
     """
 
     route: int
@@ -261,11 +262,6 @@ def join(parts: Sequence[Buffer]) -> bytes:
     return b"".join(parts)  # type: ignore[arg-type]  # numpy's arrays are buffers, its 3.11 stubs do not say so
 
 
-def ids_from(raw: bytes) -> NDArray[np.int32]:
-    """View a frame's id field (i32 little-endian) as an array, without a copy."""
-    return np.frombuffer(raw, dtype="<i4")
-
-
 def _fault(message: Message | Handover) -> str | None:
     """Say what no type can: the ranges. One function, so that they are read in one place."""
     if isinstance(message, Handover):
@@ -282,6 +278,8 @@ def _fault(message: Message | Handover) -> str | None:
     if isinstance(message, Register | Restore):
         if len(message.prompt_tail) % 4:
             return f"prompt_tail has {len(message.prompt_tail)} bytes, not a multiple of 4"
+        if len(message.prompt_tail) > 4 * PROMPT_TAIL:
+            return f"prompt_tail has {len(message.prompt_tail) // 4} ids, more than the last {PROMPT_TAIL}"
         if message.prompt_tokens < 0:
             return f"prompt_tokens {message.prompt_tokens} is negative"
     if isinstance(message, Restore):

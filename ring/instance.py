@@ -81,7 +81,7 @@ class Instance:
         except FileNotFoundError:
             names = ", ".join(running()) or "none"
             raise InstanceGone(
-                f"no instance {instance!r} is running (running: {names}); start it with scripts/launch"
+                f"no instance {instance!r} is running (running: {names}); start it with outfeed-launch"
             ) from None
         launcher = board.launcher
         if launcher is None or not launcher.alive():

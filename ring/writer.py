@@ -6,7 +6,7 @@ Knows a lane's rules for who writes; must not know what a tag or a body means.
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 
 from ._core import ffi, lib
 from ._fast import Writer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LaneWriter"]
 
-LONGEST_TIMEOUT_S = 3600.0
+LONGEST_TIMEOUT_S: Final[int] = lib.RING_LONGEST_TIMEOUT_S
 
 
 def address(pointer: Any) -> int:
@@ -31,7 +31,7 @@ _WRITE = address(ffi.addressof(lib, "writer_write"))
 def nanoseconds(timeout: float) -> int:
     """Check a timeout in seconds and return it in nanoseconds."""
     if math.isnan(timeout) or not 0 <= timeout <= LONGEST_TIMEOUT_S:
-        raise ValueError(f"timeout {timeout!r}: expected 0 to {LONGEST_TIMEOUT_S:g} seconds")
+        raise ValueError(f"timeout {timeout!r}: expected 0 to {LONGEST_TIMEOUT_S} seconds")
     return int(timeout * 1e9)
 
 
@@ -113,15 +113,18 @@ class LaneWriter(Writer):
     def commit(self, tag: int, size: int) -> None:
         """Publish the first `size` bytes of the reservation as one frame.
 
-        Raises RingError when none is open, FrameTooLarge when `size` is above what was reserved.
+        Raises RingError when none is open, FrameTooLarge when `size` is above what was reserved, ValueError
+        when it is below 0. The reservation stays open then.
         """
-        code = lib.writer_commit(self._handle, tag, max(size, 0))
+        if size < 0:
+            self._refuse(lib.RING_ARGUMENT, tag, size, 0.0)
+        code = lib.writer_commit(self._handle, tag, size)
         if code == lib.RING_RESERVED:
             raise RingError(
                 f"ring {self._segment.name!r} lane {self.lane}: no reservation is open; call reserve first"
             )
-        if code != 0 or size < 0:
-            self._refuse(code or lib.RING_ARGUMENT, tag, size, 0.0)
+        if code != 0:
+            self._refuse(code, tag, size, 0.0)
 
     def cancel(self) -> None:
         """Forget the open reservation, if any: nothing of it was ever visible."""

@@ -2,29 +2,20 @@
 
 A benchmark is `scripts/benches/NAME.py` with a `run(quick: bool) -> dict` whose dict holds
 `bench`, `results` (a list of {case, impl, value, unit}) and `ratios`; one with options of its own has
-`add_arguments(parser)` too, and then `run(quick, args)`. The method of each is in
-its own docstring; this file only finds, runs and prints.
+`add_arguments(parser)` too, and then `run(quick, args)`. The method of each is in its own docstring.
 """
 
+from __future__ import annotations
+
 import argparse
-import importlib
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from named import Shelf
 from rich.console import Console
 from rich.table import Table
-
-BENCHES = Path(__file__).resolve().parent / "benches"
-
-
-def known() -> list[str]:
-    """Return the names of the benchmarks: the modules in `benches/` that have a `run`."""
-    return sorted(
-        path.stem for path in BENCHES.glob("*.py") if "def run(" in path.read_text(encoding="utf-8")
-    )
 
 
 def _figure(value: object) -> str:
@@ -52,8 +43,9 @@ def results_table(title: str, results: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def show(name: str, found: Mapping[str, Any], console: Console) -> None:
+def show(name: str, found: Mapping[str, Any]) -> None:
     """Print a benchmark's object for a person."""
+    console = Console()
     if found.get("results"):
         console.print(results_table(f"bench {name}", found["results"]))
     if found.get("ratios"):
@@ -68,29 +60,27 @@ def show(name: str, found: Mapping[str, Any], console: Console) -> None:
         console.print(rest)
 
 
-def main() -> int:
-    """Parse the command line, run, print; 2 for a name that is not a benchmark."""
-    parser = argparse.ArgumentParser(prog="bench", description="Benchmarks, peers in the same run.")
-    parser.add_argument("name", nargs="?", help=f"one of: {', '.join(known())}")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every benchmark."""
     parser.add_argument("--quick", action="store_true", help="a few seconds; rougher figures")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    name = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-    if name not in known():
-        parser.parse_known_args()  # --help ends here
-        print(f"bench: no benchmark {name!r}; there are: {', '.join(known())}", file=sys.stderr)
-        return 2
-    bench = importlib.import_module(f"benches.{name}")
-    own = hasattr(bench, "add_arguments")
-    if own:
-        bench.add_arguments(parser)
-    args = parser.parse_args()
-    found = bench.run(args.quick, args) if own else bench.run(args.quick)
-    if args.json:
-        print(json.dumps(found))
-    else:
-        show(str(name), found, Console())
-    return 0
 
+
+def run(bench: ModuleType, args: argparse.Namespace) -> dict[str, Any]:
+    """Run one benchmark."""
+    own = hasattr(bench, "add_arguments")
+    found: dict[str, Any] = bench.run(args.quick, args) if own else bench.run(args.quick)
+    return found
+
+
+BENCHES = Shelf(
+    prog="bench",
+    folder="benches",
+    description="Benchmarks, peers in the same run.",
+    add_arguments=add_arguments,
+    run=run,
+    show=show,
+    ok=lambda found: True,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHES.main())

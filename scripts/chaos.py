@@ -1,6 +1,6 @@
 """Chaos: hurts a running pipeline in every way we know, and compares every stream with the truth.
 
-A launcher with its shards, a replay scheduler and several gateway processes keep hundreds of streams going.
+A launcher with its shards, a replay scheduler and gateway processes (two, with 60 streams each) are at work.
 Meanwhile, from a seed: shards are killed (one, two at once, two in a row), stopped until they count as hung,
 stopped for a moment; schedulers and gateways are killed or stopped for a moment; /dev/shm is filled to the
 last byte; clients vanish. The next hurt comes when the last one has healed. At the end every stream must
@@ -37,8 +37,8 @@ from outfeed.shards.launcher import find_tokenizer
 from pipeline import Pipeline, PipelineError, demo_tokenizer
 from rich.console import Console
 from rich.table import Table
+from texts import MULTILINGUAL
 
-DEFAULT_TEXT = Path(__file__).parent / "data" / "multilingual.txt"
 HEAL_LIMIT_S = 30.0
 HEARTBEAT_LIMIT_S = 1.0
 SHM = Path("/dev/shm")
@@ -439,7 +439,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: deepseek)"
     )
-    parser.add_argument("--text", type=Path, default=DEFAULT_TEXT)
+    parser.add_argument(
+        "--text", metavar="FILE", type=Path, default=MULTILINGUAL, help="UTF-8 text (default: the demo's)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--private-shm", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)

@@ -18,17 +18,16 @@ import numpy as np
 from cases import beyond
 from outfeed.ring.batch import Batch
 from outfeed.ring.finish import FinishReason
-from outfeed.ring.frames import DecodeOptions, Register
+from outfeed.ring.frames import PROMPT_TAIL, DecodeOptions, Register
 from outfeed.ring.route import make_route
 from outfeed.shards.decoder import Decoder
 from outfeed.shards.errors import TokenizerFileError
 from outfeed.shards.fallback import TokenizerText
 from outfeed.shards.pipeline import BYTE_TOKEN, byte_level
 from outfeed.shards.table import TokenTable, load_tokenizer
+from texts import MULTILINGUAL
 from tokenizers import Tokenizer
 
-TEXT = Path(__file__).parent / "data" / "multilingual.txt"
-PROMPT_TAIL = 64
 SHOWN = 5
 
 
@@ -228,7 +227,7 @@ def main() -> int:
 
 
 def _read(path: str | None) -> str:
-    where = Path(path) if path else TEXT
+    where = Path(path) if path else MULTILINGUAL
     try:
         text = where.read_text(encoding="utf-8")
     except OSError as error:

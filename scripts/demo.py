@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from texts import MULTILINGUAL
 
 LIVE_STREAMS = 4
 NONE = np.empty(0, dtype=np.float32)
@@ -54,7 +54,6 @@ def _part(name: str, values: bool) -> Callable[[Columns], NDArray[Any]]:
 LOGPROB_PARTS = [
     _part(name, values) for name in ("output_logprobs", "output_top_logprobs") for values in (True, False)
 ]
-DEFAULT_TEXT = Path(__file__).parent / "data" / "multilingual.txt"
 
 
 @dataclass(slots=True)
@@ -99,7 +98,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: deepseek)"
     )
-    parser.add_argument("--text", metavar="FILE", default=str(DEFAULT_TEXT), help="UTF-8 text to replay")
+    parser.add_argument("--text", metavar="FILE", default=str(MULTILINGUAL), help="UTF-8 text to replay")
     parser.add_argument(
         "--steps-per-second", type=float, default=150.0, help="decode steps per second; 0: no limit"
     )

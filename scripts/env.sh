@@ -1,8 +1,10 @@
 # Sourced by every command here: leaves a ready .venv, whatever state the checkout is in.
 #
-#   EXTRAS=demo,test; . "$(dirname "$0")/env.sh"    sets $ROOT and $PY; installs outfeed[EXTRAS] when it has to
+#   EXTRAS=demo,gateway; . "$(dirname "$0")/env.sh"    sets $ROOT and $PY; installs outfeed[EXTRAS] when it has to
 #
-# It installs again only when pyproject.toml, setup.py or a C source changed, or an extra is new.
+# It compiles only when pyproject.toml, setup.py or a C source changed, so that no command replaces the code of an
+# instance that runs; and asks pip for packages only when pyproject.toml changed, or an extra is new that no extra
+# before it held.
 
 set -eu
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
@@ -25,15 +27,41 @@ outfeed_python() {
 }
 
 outfeed_stamp() {
-    (cd "$ROOT" && cat pyproject.toml setup.py ./*/core/*.h ./*/core/*.c ./*/core/python/*.c | cksum | tr ' ' '-')
+    cat "$@" | cksum | tr ' ' '-'
+}
+
+# `outfeed_needs FILE EXTRA...`: prints the extras that these ones hold, themselves too; writes all packages to FILE.
+outfeed_needs() {
+    "$PY" - "$ROOT/pyproject.toml" "$@" <<'END'
+import re, sys, tomllib
+
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+asked, packages, held = sys.argv[3:], list(project["dependencies"]), []
+while asked:
+    extra = asked.pop()
+    held.append(extra)
+    for need in project["optional-dependencies"][extra]:
+        own = re.fullmatch(r"outfeed\[(.*)\]", need)
+        asked += own[1].split(",") if own else []
+        packages += [] if own else [need]
+open(sys.argv[2], "w").write("\n".join(packages))
+print(*held)
+END
 }
 
 outfeed_install() {
-    extras=$1
-    stamp=$(outfeed_stamp)
+    extras=$(echo "$1" | tr ',' ' ')
     marks="$ROOT/.venv/outfeed"
-    [ -f "$marks/$stamp+$extras" ] && return
-    command -v "${CC:-cc}" >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 ||
+    built="built+$(cd "$ROOT" &&
+        outfeed_stamp pyproject.toml setup.py __init__.py ./*/core/*.h ./*/core/*.c ./*/core/python/*.c)"
+    listed=$(outfeed_stamp "$ROOT/pyproject.toml")
+    missing=
+    for extra in $extras; do
+        [ -f "$marks/$extra+$listed" ] || missing="$missing $extra"
+    done
+    [ -f "$marks/$built" ] && [ -z "$missing" ] && return
+    # Before anything is downloaded: a missing compiler is said at once.
+    [ -f "$marks/$built" ] || command -v "${CC:-cc}" >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 ||
         outfeed_fail "needs a C compiler and found none; install one (Debian: apt-get install gcc python3-dev) or set CC"
     log="$ROOT/.venv/install.log"
     if ! [ -x "$PY" ]; then
@@ -42,16 +70,30 @@ outfeed_install() {
         "$base" -m venv "$ROOT/.venv" ||
             outfeed_fail "could not make .venv with $base (Debian: apt-get install python3-venv)"
     fi
-    echo "$(basename "$0"): installing outfeed[$extras] into .venv" >&2
     mkdir -p "$marks"
-    if ! { "$PY" -m pip install --quiet 'setuptools>=77' 'cffi>=1.17' &&
-        cd "$ROOT" && OUTFEED_WERROR=1 "$PY" -m pip install --quiet --no-build-isolation -e ".[$extras]"; } \
-        >"$log" 2>&1; then
+    if [ -n "$missing" ]; then
+        echo "$(basename "$0"): installing what outfeed[$1] needs into .venv" >&2
+        held=$(outfeed_needs "$ROOT/.venv/packages.txt" $missing)
+        outfeed_pip -r "$ROOT/.venv/packages.txt"
+        find "$marks" -type f ! -name "*+$listed" ! -name 'built+*' -delete
+        for extra in $held; do
+            touch "$marks/$extra+$listed"
+        done
+    fi
+    if ! [ -f "$marks/$built" ]; then
+        echo "$(basename "$0"): compiling outfeed into .venv" >&2
+        outfeed_pip 'setuptools>=77' 'cffi>=1.17'
+        outfeed_pip --no-build-isolation --no-deps -e "$ROOT"
+        find "$marks" -type f -name 'built+*' -delete
+        touch "$marks/$built"
+    fi
+}
+
+outfeed_pip() {
+    if ! (cd "$ROOT" && OUTFEED_WERROR=1 "$PY" -m pip install --quiet "$@") >"$log" 2>&1; then
         tail -n 40 "$log" >&2
         outfeed_fail "installing failed; the end of .venv/install.log is above"
     fi
-    find "$marks" -type f ! -name "$stamp+*" -delete
-    touch "$marks/$stamp+$extras"
 }
 
 # One install at a time: two commands started together must not build over each other.

@@ -6,6 +6,7 @@ Demo, benches and chaos all stand on this, so that there is one way to start and
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,4 +140,6 @@ class Pipeline:
 
     def _died(self, what: str, process: subprocess.Popen[str]) -> str:
         self.said.seek(0)
-        return self.said.read().strip() or f"{what} ended with status {process.returncode} and said nothing"
+        # The command that runs this one says its own name.
+        said = re.sub(r"^(launch|replay): ", "", self.said.read().strip(), flags=re.MULTILINE)
+        return said or f"{what} ended with status {process.returncode} and said nothing"

@@ -15,17 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from outfeed.gateway.server import ServerError, add_gateway_arguments, listen
 from outfeed.ring.errors import RingError
 from outfeed.ring.instance import InstanceGone
-from outfeed.shards.launcher import LaunchError, add_instance_arguments, find_tokenizer
+from outfeed.shards.launcher import LaunchError, add_instance_arguments, instance_options, make_config
 from pipeline import START_LIMIT_S, Pipeline, PipelineError, demo_tokenizer
+from texts import MULTILINGUAL, TEMPLATE
 
-DATA = Path(__file__).parent / "data"
-TEXT = DATA / "multilingual.txt"
-TEMPLATE = DATA / "chat_template.jinja"
 CHECK_EVERY_S = 0.25
 MAX_DEATHS = 5
 """Gateways that may die within a minute before serving is given up."""
@@ -38,7 +35,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gateways", type=int, default=1, metavar="N", help="gateway processes on the port")
     add_instance_arguments(parser)
     scheduler = parser.add_argument_group("the scheduler")
-    scheduler.add_argument("--replay", metavar="TEXT", help="UTF-8 text to replay (default: a demo text)")
+    scheduler.add_argument("--text", metavar="FILE", help="UTF-8 text to replay (default: a demo text)")
     scheduler.add_argument("--no-replay", action="store_true", help="wait for a scheduler of yours to attach")
     scheduler.add_argument("--batch", type=int, default=256, help="replay: rows per step (default 256)")
     scheduler.add_argument("--tokens-per-step", type=int, default=1, help="replay: a row has 1 to this many")
@@ -49,8 +46,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not 1 <= args.gateways <= 64:
         parser.error(f"--gateways {args.gateways}: give 1 to 64")
-    if args.no_replay and args.replay:
-        parser.error("--replay and --no-replay exclude each other")
+    if args.ranks > 1 and not args.no_replay:
+        parser.error(
+            f"--ranks {args.ranks}: the replay scheduler is one rank; give --no-replay and attach yours"
+        )
+    if args.no_replay and args.text:
+        parser.error("--text and --no-replay exclude each other")
     return args
 
 
@@ -174,12 +175,11 @@ class Signals:
 
 def serve(args: argparse.Namespace, signals: Signals) -> None:
     """Start everything, and serve until a signal."""
-    tokenizer = find_tokenizer(args.tokenizer or demo_tokenizer())
     template = args.chat_template or (None if args.tokenizer else str(TEMPLATE))
-    launch = ["--tokenizer", tokenizer, "--shards", str(args.shards), "--readers", str(args.gateways)]
-    for ring in ("request", "control", "step", "egress"):
-        launch += [f"--{ring}-bytes", str(getattr(args, f"{ring}_bytes"))]
-    text = args.replay or str(TEXT)
+    args.tokenizer = args.tokenizer or demo_tokenizer()
+    tokenizer = make_config(args.instance, args, args.gateways).tokenizer
+    launch = [*instance_options(args), "--readers", str(args.gateways)]
+    text = args.text or str(MULTILINGUAL)
     replay = ["--tokenizer", tokenizer, "--text", text, "--batch", str(args.batch)]
     replay += [
         "--tokens-per-step",

@@ -19,17 +19,16 @@ from rich.text import Text
 from top_sample import LaneSample, NoInstance, ProcessSample, Sample, Watch, choose
 
 BAR = 6
-WIDE = 108
-"""Columns of a screen that everything fits."""
 LATE_S = 2.0
 """A heartbeat older than this is shown in red."""
 MAX_LANES = 32
 """Lanes shown at a time, the fullest and busiest of them."""
 PROCESS_COLUMNS = (
     "process", "pid", "state", "cpu", "%", "mem", "beat", "restarts", "live", "tokens/s", "rows/s", "aborts",
-    "errors", "share",
+    "stopped", "stale_rows", "errors", "share",
 )  # fmt: skip
-WIDE_ONLY = frozenset(("pid", "mem", "rows/s", "aborts"))
+WIDE = {"pid": 108, "mem": 108, "rows/s": 108, "aborts": 108, "stopped": 127, "stale_rows": 127}
+"""From how wide a screen on a column is shown; the others always are."""
 LEFT = frozenset(("process", "pid", "state", "cpu", "share"))
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -72,10 +71,10 @@ def header(sample: Sample) -> Text:
     return line
 
 
-def processes_table(sample: Sample, wide: bool) -> Table:
+def processes_table(sample: Sample, width: int) -> Table:
     """Draw a row per process; a narrow screen shows the most telling columns."""
     table = _table()
-    columns = [name for name in PROCESS_COLUMNS if wide or name not in WIDE_ONLY]
+    columns = [name for name in PROCESS_COLUMNS if width >= WIDE.get(name, 0)]
     for name in columns:
         table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
     for process in sample.processes:
@@ -99,6 +98,8 @@ def _process_cells(process: ProcessSample, sample: Sample) -> dict[str, str | Te
         "tokens/s": amount(process.rates["tokens"]),
         "rows/s": amount(process.rates["rows"]),
         "aborts": amount(process.counters.get("aborts", 0)),
+        "stopped": amount(process.counters.get("stopped", 0)),
+        "stale_rows": amount(process.counters.get("stale_rows", 0)),
         "errors": amount(process.counters.get("errors", 0)),
         "share": "",
     }
@@ -152,7 +153,7 @@ def _lane_row(lane: LaneSample, lag: int) -> list[str | Text]:
 
 def screen(sample: Sample, width: int) -> Group:
     """Draw the whole for a screen of `width` columns."""
-    return Group(header(sample), Text(), processes_table(sample, width >= WIDE), Text(), lanes_table(sample))
+    return Group(header(sample), Text(), processes_table(sample, width), Text(), lanes_table(sample))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

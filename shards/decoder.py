@@ -38,7 +38,7 @@ class DecoderStatistics:
     rows: int = 0
     """Rows that came out; of steps that were joined, one for each request."""
     tokens: int = 0
-    unknown: int = 0
+    stale_rows: int = 0
     """Rows whose request is not registered (ended, forgotten, or never announced); dropped."""
     doubled: int = 0
     """Rows that were decoded before; dropped."""
@@ -124,7 +124,7 @@ class Decoder:
         return not self._tokenizer and not self._watches
 
     def decode(self, batch: Batch, shard: int, reader: int, merge: int = 0) -> "Outcome":
-        """Decode the rows of this shard and reader; rows of unknown requests and doubled rows are dropped.
+        """Decode the rows of this shard and reader; stale and doubled rows are dropped.
 
         A row that does not follow the one before it fails its request: it is in `failures`, behind what the
         rows before it made.
@@ -149,7 +149,7 @@ class Decoder:
         counted.tokens += step.tokens
         counted.ended += len(rows.finishes)
         counted.stopped += len(rows.ended)
-        counted.unknown += step.unknown
+        counted.stale_rows += step.stale_rows
         counted.doubled += step.doubled
         failures = step.failures if step.failure_count else []
         counted.failed += len(failures)

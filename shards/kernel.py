@@ -4,7 +4,7 @@ Knows `core/api.h` and nothing above it: rows and bytes in, columns and text out
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,14 @@ from .errors import BadRegistration, TableError
 
 ffi, lib = _kernel.ffi, _kernel.lib
 
-END, END_STRING, END_TOKENS = 1, 2, 3
-SKIP_SPECIAL, NO_STOP_TRIM, DETECT = 1, 2, 4
-
-# What C cannot say in one number.
-_NO_MEMORY, _TOO_MUCH, _TAKEN = -1, -3, -4
+# How a row ends.
+END: Final[int] = lib.OFS_END
+END_STRING: Final[int] = lib.OFS_END_STRING
+END_TOKENS: Final[int] = lib.OFS_END_TOKENS
+# Flags of a registration.
+SKIP_SPECIAL: Final[int] = lib.OFS_SKIP_SPECIAL
+NO_STOP_TRIM: Final[int] = lib.OFS_NO_STOP_TRIM
+DETECT: Final[int] = lib.OFS_DETECT
 
 _u8 = ffi.typeof("uint8_t[]")
 _u32 = ffi.typeof("uint32_t[]")
@@ -77,7 +80,7 @@ class Kernel:
         length = 0 if self._table is None else len(self._table)
         shard = lib.ofs_new(ffi.NULL if self._table is None else self._table, length, error)
         if shard == ffi.NULL:
-            if error[0] == _NO_MEMORY:
+            if error[0] == lib.OFS_NO_MEMORY:
                 raise MemoryError("no memory for a decoder")
             raise TableError(f"{length} bytes that are no token table of this version; compile it anew")
         self._shard = ffi.gc(shard, lib.ofs_free)
@@ -106,12 +109,12 @@ class Kernel:
             len(ids),
             min(prompt_tokens, 0xFFFFFFFF),
         )
-        if code == _TAKEN:
+        if code == lib.OFS_TAKEN:
             return False
-        if code == _TOO_MUCH:
+        if code == lib.OFS_TOO_MUCH:
             raise BadRegistration(
                 f"{len(kept)} stop strings of {sum(map(len, kept))} UTF-8 bytes; "
-                "at most 256 of 65536 bytes together"
+                f"at most {lib.OFS_MAX_STOPS} of {lib.OFS_MAX_STOP_BYTES} bytes together"
             )
         if code:
             raise MemoryError(f"no memory for another request (code {code})")
@@ -356,9 +359,9 @@ class Step:
         return [_failure(out.failures[k]) for k in range(out.failure_count)]
 
     @property
-    def unknown(self) -> int:
+    def stale_rows(self) -> int:
         """Rows of requests that are not registered; dropped."""
-        return int(self._out.unknown)
+        return int(self._out.stale_rows)
 
     @property
     def doubled(self) -> int:
@@ -392,7 +395,7 @@ class Step:
 
 
 def _failure(found: Any) -> Failure:
-    return Failure(found.route, found.expected, found.first, found.count, found.code == -_TOO_MUCH)
+    return Failure(found.route, found.expected, found.first, found.count, found.code == -lib.OFS_TOO_MUCH)
 
 
 class _Views:

@@ -17,10 +17,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from ..ring import logs
-from ..ring.board import InstanceConfig, Phase, Role, State
+from ..ring.board import (
+    MAX_EACH,
+    MAX_HEARTBEAT_LIMIT_S,
+    MAX_LANE_BYTES,
+    MIN_LANE_BYTES,
+    InstanceConfig,
+    Phase,
+    Role,
+    State,
+)
 from ..ring.errors import RingError
 from ..ring.instance import Instance, sweep_dead
 from ..ring.names import segment_name
@@ -32,6 +39,8 @@ log = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 0.25
 SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
+
+RINGS: Final = ("request", "control", "step", "egress")
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -160,14 +169,33 @@ def _idle(instance: Instance, since_ns: int) -> bool:
 
 
 def add_instance_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe an instance, shared by launch, demo and serve."""
-    sizes = parser.add_argument_group("sizes (bytes per lane, powers of two)")
-    parser.add_argument("--shards", type=int, default=2, help="detokenizer processes (default 2)")
+    """Add the options that describe an instance, which launch and serve share."""
+    parser.add_argument(
+        "--shards", type=int, default=2, metavar="N", help="detokenizer processes (default 2)"
+    )
     parser.add_argument("--tokenizer", metavar="PATH", help="a tokenizer.json, or a folder that holds one")
-    for name in ("request", "control", "step", "egress"):
+    parser.add_argument(
+        "--ranks", type=int, default=1, metavar="N", help="scheduler ranks that push steps (default 1)"
+    )
+    parser.add_argument(
+        "--heartbeat-limit",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="seconds without a sign of life until a shard is replaced (default 5)",
+    )
+    sizes = parser.add_argument_group("sizes (bytes per lane, powers of two)")
+    for name in RINGS:
         sizes.add_argument(
             f"--{name}-bytes", type=int, default=1 << 23, metavar="N", help=f"{name} ring (default 8 MiB)"
         )
+
+
+def instance_options(args: argparse.Namespace) -> list[str]:
+    """Write `add_instance_arguments`' options as a command line again, for whoever starts a launcher."""
+    names = ["shards", "ranks", "heartbeat_limit", *(f"{ring}_bytes" for ring in RINGS)]
+    options = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
+    return options + ([f"--tokenizer={args.tokenizer}"] if args.tokenizer else [])
 
 
 def find_tokenizer(path: str) -> str:
@@ -183,26 +211,46 @@ def find_tokenizer(path: str) -> str:
     return str(file.resolve())
 
 
-def make_config(instance: str, args: argparse.Namespace, **more: object) -> InstanceConfig:
+def make_config(instance: str, args: argparse.Namespace, readers: int = 1) -> InstanceConfig:
     """Make an instance's configuration from `add_instance_arguments`' options.
 
     Raises:
         LaunchError: an option is out of its range.
     """
-    values = {
-        "instance": instance,
-        "tokenizer": find_tokenizer(args.tokenizer),
-        "shards": args.shards,
-        **{
-            f"{name}_bytes": getattr(args, f"{name}_bytes")
-            for name in ("request", "control", "step", "egress")
-        },
-        **more,
-    }
-    try:
-        return msgspec.convert(values, InstanceConfig)
-    except msgspec.ValidationError as error:
-        raise LaunchError(f"cannot start: {error}") from None
+    for option, count, most in (
+        ("--shards", args.shards, MAX_EACH),
+        ("--readers", readers, MAX_EACH),
+        ("--ranks", args.ranks, MAX_EACH),
+    ):
+        if not 1 <= count <= most:
+            raise LaunchError(f"{option} {count}: give 1 to {most}")
+    limit = args.heartbeat_limit
+    if not 0 < limit <= MAX_HEARTBEAT_LIMIT_S:
+        raise LaunchError(
+            f"--heartbeat-limit {limit:g}: give more than 0 and at most {MAX_HEARTBEAT_LIMIT_S} seconds"
+        )
+    return InstanceConfig(
+        instance=instance,
+        tokenizer=find_tokenizer(args.tokenizer),
+        shards=args.shards,
+        readers=readers,
+        ranks=args.ranks,
+        request_bytes=_lane_bytes("request", args.request_bytes),
+        control_bytes=_lane_bytes("control", args.control_bytes),
+        step_bytes=_lane_bytes("step", args.step_bytes),
+        egress_bytes=_lane_bytes("egress", args.egress_bytes),
+        heartbeat_limit_s=limit,
+    )
+
+
+def _lane_bytes(ring: str, size: int) -> int:
+    if MIN_LANE_BYTES <= size <= MAX_LANE_BYTES and not size & (size - 1):
+        return size
+    near = 1 << max(size, 1).bit_length() - 1
+    raise LaunchError(
+        f"--{ring}-bytes {size}: give a power of two from {MIN_LANE_BYTES} to {MAX_LANE_BYTES} (1 GiB), "
+        f"e.g. {min(max(near, MIN_LANE_BYTES), MAX_LANE_BYTES)}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -213,17 +261,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--instance", default="outfeed", help="the instance's name (default: outfeed)")
     add_instance_arguments(parser)
     parser.add_argument(
-        "--readers", type=int, default=1, help="gateway processes there is room for (default 1)"
-    )
-    parser.add_argument("--ranks", type=int, default=1, help="scheduler ranks that push steps (default 1)")
-    parser.add_argument(
-        "--drain-seconds", type=float, default=30.0, help="how long SIGTERM lets requests finish"
+        "--readers", type=int, default=1, metavar="N", help="gateway processes there is room for (default 1)"
     )
     parser.add_argument(
-        "--heartbeat-limit",
+        "--drain-seconds",
         type=float,
-        default=5.0,
-        help="seconds without a sign of life until a shard is replaced",
+        default=30.0,
+        metavar="S",
+        help="how long SIGTERM lets requests finish (default 30)",
     )
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -233,13 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.tokenizer:
         parser.error("--tokenizer is required: give a tokenizer.json, or a folder that holds one")
     try:
-        config = make_config(
-            args.instance,
-            args,
-            readers=args.readers,
-            ranks=args.ranks,
-            heartbeat_limit_s=args.heartbeat_limit,
-        )
+        config = make_config(args.instance, args, args.readers)
         return Launcher(config, args.drain_seconds).run()
     except LaunchError as error:
         print(f"launch: {error}", file=sys.stderr)

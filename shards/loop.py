@@ -122,8 +122,8 @@ class Shard:
         self._writers: dict[int, LaneWriter] = {}
         self._cut_off: set[int] = set()  # readers whose egress lane is corrupt
         self._mute: set[int] = set()  # readers whose control lane is
-        self._restored: defaultdict[int, set[int]] = defaultdict(set)  # epoch → readers that are done
-        self._epoch = 0
+        self._awaited: int | None = None  # while this shard takes over: its epoch
+        self._restored: set[int] = set()  # readers that have answered it
         self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
         self._suspects = Suspects(
             lambda: (route for routes in self._routes.values() for route in routes),
@@ -151,7 +151,7 @@ class Shard:
         meanwhile is not waited for, nor is one that says nothing for `limit_s` seconds: its requests then
         end by the gap that it sees. Raises Stopped.
         """
-        self._epoch = epoch
+        self._awaited = epoch
         asked = list(readers())
         for reader in asked:
             self._write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
@@ -173,7 +173,7 @@ class Shard:
 
     def _missing(self, readers: set[int]) -> set[int]:
         """Return which of them have yet to say RESTORED, and can."""
-        return readers - self._restored[self._epoch] - self._cut_off - self._mute
+        return readers - self._restored - self._cut_off - self._mute
 
     def turn(self) -> bool:
         """Handle what is there now; whether there was anything."""
@@ -249,12 +249,12 @@ class Shard:
 
     def _handover(self, message: Takeover | Restored | Attach) -> None:
         match message:
-            case Restored(reader, shard, epoch) if shard == self.number:
-                self._restored[epoch].add(reader)
+            case Restored(reader, shard, epoch) if (shard, epoch) == (self.number, self._awaited):
+                self._restored.add(reader)
             case Attach(reader):
                 self.forget_reader(reader)
                 # A new process has nothing to restore: of what it registers behind this no step is released.
-                self._restored[self._epoch].add(reader)
+                self._restored.add(reader)
 
     def forget_reader(self, reader: int) -> None:
         """Drop every request of a reader whose process is gone."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import TokenizerFileError
 from .kernel import SKIP_SPECIAL, Kernel
-from .table import BYTE, CLEAN, KNOWN, SPECIAL, TokenTable
+from .table import BYTE, CLEAN, ENTRY_BYTES, HEADER_BYTES, KNOWN, SPECIAL, TokenTable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -75,13 +75,14 @@ def _first_difference(
 
 def _batches(table: TokenTable) -> Iterator[list[list[int]]]:
     vocab = table.meta.vocab
-    entries = np.frombuffer(table.buffer, np.uint8, 16 * vocab, 64).reshape(vocab, 16)
-    flags = entries[:, 1]
+    entries = np.frombuffer(table.buffer, np.uint8, ENTRY_BYTES * vocab, HEADER_BYTES)
+    entries = entries.reshape(vocab, ENTRY_BYTES)
+    lengths, flags, first_bytes = entries[:, 0], entries[:, 1], entries[:, 2]
     known = np.flatnonzero((flags & KNOWN != 0) & (flags & SPECIAL == 0))
     if not len(known):
         return
     # A plain ASCII token that is no byte token: what follows it does not follow another token's open end.
-    plain = known[(flags[known] & BYTE == 0) & (entries[known, 0] == 1) & (entries[known, 2] < 0x80)]
+    plain = known[(flags[known] & BYTE == 0) & (lengths[known] == 1) & (first_bytes[known] < 0x80)]
     anchor = int(plain[0] if len(plain) else known[0])
     every = range(vocab + BEYOND)
     for begin in range(0, len(every), BATCH):

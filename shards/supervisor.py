@@ -94,7 +94,6 @@ class _Child:
     strikes: int = 0
     start_at: float | None = 0.0
     ever_ran: bool = False
-    restarts: int = 0
     told: bool = False
     """It was told to end so that a new one takes its place: no fault of its own."""
 
@@ -140,11 +139,6 @@ class Supervisor:
             and owner.pid == child.pid
             for child in self._children
         )
-
-    @property
-    def restarts(self) -> int:
-        """How many shards have been replaced so far."""
-        return sum(child.restarts for child in self._children)
 
     def roll(self) -> None:
         """Replace every shard, one after the other: `tend` takes the next when the one before it runs."""
@@ -239,7 +233,6 @@ class Supervisor:
             healthy = ran >= HEALTHY_AFTER_S or self._board.row(Role.SHARD, child.shard).get("rows") > 0
             child.strikes = 0 if healthy else child.strikes + 1
         pause = self._pause(child, cause)
-        child.restarts += 1
         row = self._board.row(Role.SHARD, child.shard)
         row.count_replacement()
         log.warning(

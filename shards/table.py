@@ -19,6 +19,7 @@ import msgspec
 
 from ..ring.segment import Segment, attach, create
 from . import pipeline
+from ._kernel import lib
 from .errors import TableError, TokenizerFileError
 
 if TYPE_CHECKING:
@@ -27,13 +28,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAGIC: Final = b"OUTFEEDT"
-VERSION: Final = 1
-INLINE: Final = 14
-LONG: Final = 255
-MAX_IDS: Final = 1 << 24
+VERSION: Final[int] = lib.OFS_TABLE_VERSION
+HEADER_BYTES: Final[int] = lib.OFS_TABLE_HEADER
+ENTRY_BYTES: Final[int] = lib.OFS_TABLE_ENTRY
+INLINE: Final[int] = lib.OFS_TABLE_INLINE
+LONG: Final[int] = lib.OFS_TABLE_LONG
+MAX_IDS: Final[int] = lib.OFS_TABLE_MAX_IDS
+BYTE_FALLBACK: Final[int] = lib.OFS_TABLE_BYTE_FALLBACK
+SPECIAL: Final[int] = lib.OFS_SPECIAL
+BYTE: Final[int] = lib.OFS_BYTE
+CLEAN: Final[int] = lib.OFS_CLEAN
+KNOWN: Final[int] = lib.OFS_KNOWN
 MAX_TOKEN: Final = 1 << 16
-SPECIAL, BYTE, CLEAN, KNOWN = 1, 2, 4, 8
-BYTE_FALLBACK: Final = 1
 
 # magic, version, flags, ids, firsts, blob_len, meta_len, strip_count, strip_char, strip_len
 _HEADER: Final = struct.Struct("<8sIIIIQII4sI16x")
@@ -122,14 +128,14 @@ class TokenTable:
     @classmethod
     def open(cls, buffer: bytes | memoryview) -> "TokenTable":
         """Read a table from memory that someone else filled; raise TableError if it is none."""
-        if len(buffer) < _HEADER.size:
+        if len(buffer) < HEADER_BYTES:
             raise TableError(f"{len(buffer)} bytes are no token table")
         magic, version, _, ids, firsts, blob, meta_len, *_ = _HEADER.unpack_from(buffer)
         if magic != MAGIC or version != VERSION:
             raise TableError(
                 f"not a token table of version {VERSION}: found magic {magic!r}, version {version}"
             )
-        at = _HEADER.size + 16 * (ids + firsts) + blob
+        at = HEADER_BYTES + ENTRY_BYTES * (ids + firsts) + blob
         if at + meta_len > len(buffer):
             raise TableError(f"a token table of {at + meta_len} bytes in {len(buffer)} bytes of memory")
         try:
@@ -182,8 +188,8 @@ def _compile(tokenizer: "Tokenizer", meta: Meta) -> TokenTable:
     for token_id in range(meta.vocab):
         token = tokenizer.id_to_token(token_id)
         if token is None:
-            entries.append(bytes(16))
-            firsts.append(bytes(16))
+            entries.append(bytes(ENTRY_BYTES))
+            firsts.append(bytes(ENTRY_BYTES))
             continue
         flags = KNOWN | (SPECIAL if token in special else 0)
         entry = _entry(*plan.bytes_of(token, False), flags, blob, seen)

@@ -61,7 +61,6 @@ class SchedulerPort:
 
     def __init__(self, instance: Instance, rank: int) -> None:
         self._instance = instance
-        self._rank = rank
         config = instance.config
         self._row = instance.board.row(Role.SCHEDULER, rank)
         self._table = RowTable(config.readers, config.slots)
@@ -348,6 +347,7 @@ class SchedulerPort:
         self._row.beat()
         for name, value in zip(("frames", "rows", "tokens"), self._table.pushed, strict=True):
             self._row.put(name, value)
+        self._row.put("stale_rows", self._table.stale_rows)
 
 
 def _reasons(finishes: Finishes, rows: int) -> list[tuple[int, FinishReason]]:

@@ -27,7 +27,7 @@ from ..ring import logs
 from ..ring.errors import RingError, RingFull
 from ..ring.families import Family
 from ..ring.finish import FinishReason
-from ..ring.frames import Abort, Control, Generate, LogprobOptions
+from ..ring.frames import PROMPT_TAIL, Abort, Control, Generate, LogprobOptions
 from ..ring.process import die_with_parent
 from .port import SchedulerPort
 from .replay_columns import logprob_families
@@ -36,8 +36,6 @@ from .steps import MAX_ROWS
 log = logging.getLogger(__name__)
 
 NO_LIMIT: Final = 1 << 30
-# Of a prompt, the ids that its output's first text follows on.
-PROMPT_TAIL: Final = 64
 # Ids more than a stop can have: some have no text (special ones that are skipped).
 SLACK: Final = 32
 PUSH_WAIT_S: Final = 0.5
@@ -381,6 +379,22 @@ def load_text(path: str) -> str:
     return text
 
 
+def load_tokenizer(path: str) -> Any:
+    """Load a tokenizer.json.
+
+    Raises:
+        ValueError: it cannot be loaded; the message says which and why.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # the library raises plain Exception, whatever is wrong
+        raise ValueError(
+            f"cannot load the tokenizer {path}: {error}; give the instance's tokenizer.json"
+        ) from error
+
+
 def load_corpus(tokenizer: Any, text: str) -> NDArray[np.int32]:
     """Return the token ids of a text, i32[tokens], without special tokens added around it."""
     return np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
@@ -409,11 +423,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    from tokenizers import Tokenizer
 
     try:
         options = ReplayOptions(args.batch, args.tokens_per_step, args.steps_per_second or None, args.seed)
-        tokenizer = Tokenizer.from_file(args.tokenizer)
+        tokenizer = load_tokenizer(args.tokenizer)
         corpus = load_corpus(tokenizer, load_text(args.text))
         with SchedulerPort.attach(args.instance) as port:
             Replay(port, corpus, tokenizer, options).run(lambda: stopped)

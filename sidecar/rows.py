@@ -7,7 +7,7 @@ know frames or rings: the port asks it for `first` and prompt tokens and writes 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,18 @@ class UnknownRoute(ValueError):
     """A row names a route that this port has not received."""
 
 
+class Advanced(NamedTuple):
+    """What `RowTable.advance` found for a step."""
+
+    tokens: int
+    first: NDArray[np.uint32]
+    """Of each row."""
+    prompt_tokens: NDArray[np.uint32]
+    """Of each row."""
+    stale_rows: int
+    """Rows of requests that have ended."""
+
+
 class RowTable:
     """`readers` × `slots` entries. Not for use from two threads at once."""
 
@@ -55,7 +67,7 @@ class RowTable:
     @property
     def stale_rows(self) -> int:
         """Rows pushed for requests that had ended, so far."""
-        return int(self._table.stale)
+        return int(self._table.stale_rows)
 
     @property
     def pushed(self) -> tuple[int, int, int]:
@@ -83,10 +95,8 @@ class RowTable:
         """Whether the request was received and has not ended."""
         return self._known(route, lib.outfeed_rows_live)
 
-    def advance(
-        self, routes: NDArray[np.uint64], counts: NDArray[np.uint32] | None
-    ) -> tuple[int, NDArray[np.uint32], NDArray[np.uint32]]:
-        """Count a step's tokens in; return (tokens, first u32[rows], prompt_tokens u32[rows]).
+    def advance(self, routes: NDArray[np.uint64], counts: NDArray[np.uint32] | None) -> Advanced:
+        """Count a step's tokens in. Once the step is written, `count` it; when it is not, `retract` it.
 
         For a step with families; `StepWriter.push` does this and the encoding at once.
 
@@ -95,6 +105,7 @@ class RowTable:
         """
         rows = len(routes)
         first, prompt = np.empty(rows, dtype=np.uint32), np.empty(rows, dtype=np.uint32)
+        stale_rows = ffi.new("uint32_t *")
         tokens = lib.outfeed_rows_advance(
             self._table,
             rows,
@@ -102,20 +113,22 @@ class RowTable:
             ffi.NULL if counts is None else _from_buffer(counts),
             _from_buffer("uint32_t[]", first),
             _from_buffer("uint32_t[]", prompt),
+            stale_rows,
         )
         if tokens < 0:
             row = lib.OUTFEED_ROUTE - tokens
             self.refuse_route(row, int(routes[row]))
-        return int(tokens), first, prompt
+        return Advanced(int(tokens), first, prompt, int(stale_rows[0]))
 
-    def count(self, rows: int, tokens: int) -> None:
+    def count(self, step: Advanced) -> None:
         """Count a step that was encoded elsewhere and is written now."""
         self._table.steps += 1
-        self._table.rows += rows
-        self._table.tokens += tokens
+        self._table.rows += len(step.first)
+        self._table.tokens += step.tokens
+        self._table.stale_rows += step.stale_rows
 
     def retract(self, routes: NDArray[np.uint64], counts: NDArray[np.uint32] | None) -> None:
-        """Take back what `advance` counted in for the same rows: their frame was not written."""
+        """Take back what `advance` did for the same rows: their frame was not written."""
         lib.outfeed_rows_retract(
             self._table,
             len(routes),

@@ -23,11 +23,9 @@ from ._push import Pusher
 from ._rows import lib
 from .rows import RowTable, address
 
-MAX_ROWS: Final = 1 << 16
-"""Rows of one step at most, as in core/python/push.c."""
+MAX_ROWS: Final[int] = lib.OUTFEED_MAX_ROWS
+"""Rows of one step at most."""
 _CODES: Final[dict[Any, str]] = {np.uint64: "Q", np.uint32: "I", np.int32: "i"}
-_ROWS: Final = -41
-_COUNTS: Final = -42
 
 
 class StepWriter(Pusher):
@@ -58,20 +56,22 @@ class StepWriter(Pusher):
         """Write a step that has optional columns; return its stamp. Raises what `push` does."""
         rows, tokens, stamp = len(routes), len(ids), time.monotonic_ns()
         if not 1 <= rows <= MAX_ROWS:
-            self._refuse(_ROWS, 0, routes, ids, counts, timeout)
+            self._refuse(lib.OUTFEED_ROWS, 0, routes, ids, counts, timeout)
         if counts is not None and len(counts) != rows:
-            self._refuse(_COUNTS, 0, routes, ids, counts, timeout)
-        summed, first, prompt = self._table.advance(routes, counts)
+            self._refuse(lib.OUTFEED_COUNTS, 0, routes, ids, counts, timeout)
+        step = self._table.advance(routes, counts)
         try:
-            if summed != tokens:
+            if step.tokens != tokens:
                 self._refuse(lib.OUTFEED_TOKENS, 0, routes, ids, counts, timeout)
             each = np.ones(rows, dtype=np.uint32) if counts is None else counts
-            parts = encode_batch(stamp, routes, first, each, prompt, ids, finishes, families=families)
+            parts = encode_batch(
+                stamp, routes, step.first, each, step.prompt_tokens, ids, finishes, families=families
+            )
             self._writer.write(Tag.BATCH, *parts, timeout=timeout)
         except BaseException:
             self._table.retract(routes, counts)
             raise
-        self._table.count(rows, tokens)
+        self._table.count(step)
         return stamp
 
     def _refuse(self, code: int, size: int, routes: Any, ids: Any, counts: Any, timeout: float) -> NoReturn:
@@ -79,9 +79,9 @@ class StepWriter(Pusher):
         rows = len(routes)
         if code <= lib.OUTFEED_ROUTE:
             self._table.refuse_route(lib.OUTFEED_ROUTE - code, int(routes[lib.OUTFEED_ROUTE - code]))
-        if code == _ROWS:
+        if code == lib.OUTFEED_ROWS:
             raise ValueError(f"a step has 1 to {MAX_ROWS} rows, not {rows}")
-        if code == _COUNTS:
+        if code == lib.OUTFEED_COUNTS:
             raise ValueError(f"counts has {len(counts)} entries for {rows} rows")
         if code == lib.OUTFEED_TOKENS:
             total = rows if counts is None else sum(map(int, counts))
@@ -103,7 +103,7 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArra
     if found.ndim != 1:
         raise ValueError(f"{name} has shape {found.shape}: expected one dimension")
     if found.dtype == dtype:
-        return np.ascontiguousarray(found)
+        return np.ascontiguousarray(found, dtype)
     if found.size and found.dtype.kind not in "iu":
         raise ValueError(f"{name} has dtype {found.dtype}: expected whole numbers")
     narrow = found.astype(dtype)

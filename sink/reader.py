@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # Frames per drain: what is sent in one is woken at its end.
 DRAIN_FRAMES = 32
-# How many ended routes are remembered, to tell a late row from a ghost's.
+# How many ended routes are remembered, to tell a stale row from a ghost's.
 REMEMBERED = 1 << 13
 IDLE_S = 1.0
 # How soon a refused abort is tried again when nothing else wakes the reader.
@@ -45,8 +45,10 @@ class ReaderStatistics(msgspec.Struct):
     rows: int = 0
     delivered: int = 0
     """Rows that became events."""
-    late: int = 0
-    """Rows and messages of requests that had ended; dropped."""
+    stale_rows: int = 0
+    """Rows of requests that are not live: ended, or never registered here; dropped."""
+    stale_messages: int = 0
+    """Results and errors of such requests; dropped."""
     doubled: int = 0
     """Rows delivered before; dropped."""
     gaps: int = 0
@@ -349,7 +351,8 @@ class Reader:
     def _result(self, message: Result) -> None:
         live = self._live.get(message.route)
         if live is None:
-            self._late(message.route)
+            self._stats.stale_messages += 1
+            self._not_live(message.route)
             return
         try:
             waiter = live.channel.end(Control(message.body), len(message.body))
@@ -364,7 +367,8 @@ class Reader:
         self._stats.errors += 1
         live = self._live.get(message.route)
         if live is None:
-            self._late(message.route)
+            self._stats.stale_messages += 1
+            self._not_live(message.route)
             return
         abort = message.type if message.running else None
         self._fail_live(live, Error(message.status, message.type, message.message), abort)
@@ -387,9 +391,10 @@ class Reader:
             )
 
     def _unexpected(self, live: Live | None, route: int, first: int, generated: int) -> None:
-        """A row that is not the next one of a live request: late, doubled, or behind a gap."""
+        """A row that is not the next one of a live request: stale, doubled, or behind a gap."""
         if live is None:
-            self._late(route)
+            self._stats.stale_rows += 1
+            self._not_live(route)
         elif first < live.next and first + generated <= live.next:
             self._stats.doubled += 1
         else:
@@ -406,9 +411,8 @@ class Reader:
         else:
             self._abort_now(live.route, "handler gone", None)
 
-    def _late(self, route: int) -> None:
-        """A row whose request is not live: dropped. One we never knew is a ghost's, and is aborted once."""
-        self._stats.late += 1
+    def _not_live(self, route: int) -> None:
+        """Something came for a request that is not live. One we never knew is a ghost: aborted once."""
         if route not in self._ended and reader_of(route) == self._index:
             self._remember(route)
             self._aborts.append((route, "", "unknown route"))

@@ -33,10 +33,9 @@ enum {
     RING_MAX_BATCH = 4096,
     RING_NAME_BYTES = 64,
     RING_RECORD_HEADER = 16,
-    RING_RECORD_ALIGN = 16
+    RING_RECORD_ALIGN = 16,
+    RING_LONGEST_TIMEOUT_S = 3600
 };
-
-int outfeed_ring_abi(void);
 
 /* Geometry and the segment (segment.c). */
 

@@ -6,7 +6,7 @@
  * who can write the segment: that one can write a right check as well.
  *
  * A header of its own, so that whoever builds a body in C (the sidecar's core) seals it the same way.
- * Little-endian, like the body. Its one other speaker is ring/batch.py.
+ * Little-endian, like the body. batch.h, beside it, says what a body is made of.
  */
 #ifndef OUTFEED_CHECK_H
 #define OUTFEED_CHECK_H
@@ -15,21 +15,18 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint64_t outfeed_check_step(uint64_t state, uint64_t word)
-{
+static inline uint64_t outfeed_check_step(uint64_t state, uint64_t word) {
     state = (state ^ word) * UINT64_C(0x9E3779B97F4A7C15);
     return state ^ (state >> 32);
 }
 
-static inline uint64_t outfeed_check_word(const uint8_t *at)
-{
+static inline uint64_t outfeed_check_word(const uint8_t *at) {
     uint64_t word;
     memcpy(&word, at, sizeof word);
     return word;
 }
 
-static inline uint64_t outfeed_check_bytes(const uint8_t *data, size_t size, uint64_t seed)
-{
+static inline uint64_t outfeed_check_bytes(const uint8_t *data, size_t size, uint64_t seed) {
     uint64_t a = seed + 1, b = seed + 2, c = seed + 3, d = seed + 4;
     size_t at = 0;
     for (; size - at >= 32; at += 32) {
@@ -38,11 +35,9 @@ static inline uint64_t outfeed_check_bytes(const uint8_t *data, size_t size, uin
         c = outfeed_check_step(c, outfeed_check_word(data + at + 16));
         d = outfeed_check_step(d, outfeed_check_word(data + at + 24));
     }
-    for (; size - at >= 8; at += 8)
-        a = outfeed_check_step(a, outfeed_check_word(data + at));
+    for (; size - at >= 8; at += 8) a = outfeed_check_step(a, outfeed_check_word(data + at));
     uint64_t rest = 0;
-    if (size > at)
-        memcpy(&rest, data + at, size - at);
+    if (size > at) memcpy(&rest, data + at, size - at);
     a = outfeed_check_step(a, rest);
     a = outfeed_check_step(a, b);
     a = outfeed_check_step(a, c);

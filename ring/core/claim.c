@@ -17,7 +17,7 @@ int consumer_detach(const ring *r, uint32_t index, uint64_t expected, uint64_t m
     if (!claim_owner(&c->owner, expected, mine)) return RING_OWNED;
     poke_half(&c->parked, 0);
     store_state(&c->state, CURSOR_DETACHED);
-    fence_released();
+    fence_detached();
     for (uint32_t lane = 0; lane < r->lanes; lane++) wake_writer(lane_at(r, lane));
     claim_owner(&c->owner, mine, 0);
     return RING_OK;

@@ -4,20 +4,24 @@
  *
  * Publish/observe: data, then a release store; an acquire load, then the data.
  *
- *   store_tail      (writer)    ↔ load_tail     (consumer)   the record's bytes are there when the tail says so
- *   store_head      (consumer)  ↔ load_head     (writer)     the consumer is done with the bytes it gives back
- *   store_magic     (creator)   ↔ load_magic    (attacher)   the header is complete
- *   store_state     (consumer)  ↔ load_state    (writer)     the heads of a cursor that is opened again
- *   store_turn      (consumer)  ↔ load_turn     (writer)     the doorbell's name is whole
- *   set_flag        (sleeper)   ↔ see_flag, take_flag     (waker)      what the sleeper wrote before parking
+ *   store_tail      (writer)     ↔ load_tail       (consumer)     the record's bytes are there when the tail says so
+ *   store_head      (consumer)   ↔ load_head       (writer)       the consumer is done with the bytes it gives back
+ *   store_magic     (creator)    ↔ load_magic      (attacher)     the header is complete
+ *   store_state     (consumer)   ↔ load_state      (writer)       the heads of a cursor that is opened again
+ *   store_turn      (consumer)   ↔ load_turn, load_turn_again (writer)   the doorbell's name is whole
+ *   set_flag        (sleeper)    ↔ see_flag, take_flag (waker)    what the sleeper wrote before parking
+ *   claim_owner     (last owner) ↔ claim_owner     (next owner)   what the last one left
+ *   leave_guard     (thread)     ↔ take_guard      (next thread)  what the one before wrote to the handle
  *
  * Dekker: each side stores its own word, runs a full fence, loads the other's. In any order of the four
  * steps at least one side sees the other's store (C11 7.17.4: of two seq_cst fences one comes first, and a
  * load after the later one sees every store before the earlier one). That is what rules out a lost wake-up:
  *
- *   fence_published (writer:   tail store    | parked load)   ↔ fence_parked    (consumer: parked store | tail load)
- *   fence_released  (consumer: head store    | room load)     ↔ fence_room      (writer:   room store   | head load)
- *   fence_attached  (consumer: state store   | tail load)     ↔ fence_heads     (writer:   tail store   | state load)
+ *   fence_published (writer:   tail store    | parked load) ↔ fence_parked (consumer: parked store | tail load)
+ *   fence_released  (consumer: head store    | room load)   ↔ fence_room   (writer:   room store   | head load)
+ *   fence_detached  (anyone:   state store   | room take)   ↔ fence_room   (writer:   room store   | state load)
+ *   fence_closed    (anyone:   quarantine    | room take)   ↔ fence_room   (writer:   room store   | quarantine load)
+ *   fence_attached  (consumer: state store   | tail load)   ↔ fence_heads  (writer:   tail store   | state load)
  */
 
 #ifndef OUTFEED_RING_FENCES_H
@@ -49,7 +53,9 @@ static inline void full_fence(void) {
 static inline void fence_published(void) { full_fence(); } /* pairs with fence_parked */
 static inline void fence_parked(void) { full_fence(); }    /* pairs with fence_published */
 static inline void fence_released(void) { full_fence(); }  /* pairs with fence_room */
-static inline void fence_room(void) { full_fence(); }      /* pairs with fence_released */
+static inline void fence_detached(void) { full_fence(); }  /* pairs with fence_room */
+static inline void fence_closed(void) { full_fence(); }    /* pairs with fence_room */
+static inline void fence_room(void) { full_fence(); }      /* pairs with fence_released, _detached and _closed */
 static inline void fence_attached(void) { full_fence(); }  /* pairs with fence_heads */
 static inline void fence_heads(void) { full_fence(); }     /* pairs with fence_attached */
 
@@ -78,6 +84,9 @@ static inline int claim_owner(word *p, uint64_t expected, uint64_t mine) {
     return atomic_compare_exchange_strong_explicit(p, &expected, mine, memory_order_acq_rel,
                                                    memory_order_acquire);
 }
+/* One thread at a time: true for the one that took it. Pairs with leave_guard. */
+static inline int take_guard(half *p) { return atomic_exchange_explicit(p, 1, memory_order_acquire) == 0; }
+static inline void leave_guard(half *p) { atomic_store_explicit(p, 0, memory_order_release); }
 
 /* No ordering needed: statistics, hints that a fence above already orders, words of one's own. */
 static inline uint64_t peek(const word *p) { return atomic_load_explicit(p, memory_order_relaxed); }

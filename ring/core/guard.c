@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-_Atomic uint32_t fork_count;
+half fork_count;
 
 static void count_fork(void) { atomic_fetch_add(&fork_count, 1); }
 

@@ -13,10 +13,10 @@
 #include <time.h>
 
 #include "api.h"
+#include "clock.h"
 #include "fences.h"
 #include "layout.h"
 
-#define NS_PER_S INT64_C(1000000000)
 #define LONGEST_SLEEP_NS NS_PER_S /* no sleep is longer: a lost wake-up may cost a moment, never a hang */
 
 #define LAST_POSITION (UINT64_C(1) << 62)
@@ -56,12 +56,6 @@ static inline int sane_span(const ring *r, uint64_t head, uint64_t tail) {
 /* Close a lane to everyone; the first position found stays. */
 void quarantine(const ring *r, uint32_t lane, uint64_t position);
 
-static inline int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * NS_PER_S + t.tv_nsec;
-}
-
 static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -71,11 +65,11 @@ static inline void relax(void) {
 }
 
 /* Counts forks of this process; a handle from before the last one is refused (guard.c). */
-extern _Atomic uint32_t fork_count;
+extern half fork_count;
 
 typedef struct guard {
-    _Atomic uint32_t busy;
-    _Atomic uint32_t closed;
+    half busy;
+    half closed;
     uint32_t forks;
 } guard;
 
@@ -83,16 +77,15 @@ void guard_init(guard *g);
 
 /* RING_OK and the handle is ours until guard_leave, or why not. */
 static inline int guard_enter(guard *g) {
-    if (atomic_exchange_explicit(&g->busy, 1, memory_order_acquire)) return RING_BUSY;
-    if (atomic_load_explicit(&g->closed, memory_order_relaxed) ||
-        g->forks != atomic_load_explicit(&fork_count, memory_order_relaxed)) {
-        atomic_store_explicit(&g->busy, 0, memory_order_release);
+    if (!take_guard(&g->busy)) return RING_BUSY;
+    if (peek_half(&g->closed) || g->forks != peek_half(&fork_count)) {
+        leave_guard(&g->busy);
         return RING_CLOSED;
     }
     return RING_OK;
 }
 
-static inline void guard_leave(guard *g) { atomic_store_explicit(&g->busy, 0, memory_order_release); }
+static inline void guard_leave(guard *g) { leave_guard(&g->busy); }
 
 /* Sleep on a word while it is `expected`, or wake one that does. RING_INTERRUPTED when a signal came. */
 int futex_sleep(half *flag, uint32_t expected, int64_t timeout_ns);

@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-int outfeed_ring_abi(void) { return 1; }
-
 static uint64_t align_up(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
 
 static uint64_t heads_offset(uint32_t lanes, uint32_t consumers) {
@@ -86,6 +84,6 @@ void quarantine(const ring *r, uint32_t lane, uint64_t position) {
     lane_block *l = lane_at(r, lane);
     claim_owner(&l->quarantine, 0, position | 1);
     /* A writer parked on a full lane must hear of it: nobody will ever make room. */
-    fence_released();
+    fence_closed();
     wake_writer(l);
 }

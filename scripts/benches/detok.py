@@ -37,11 +37,11 @@ from outfeed.shards.loop import Shard
 from outfeed.shards.shard import run_shard
 from outfeed.shards.supervisor import fork_child
 from outfeed.shards.table import TokenTable
+from texts import MULTILINGUAL
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 ROWS = (1, 16, 256, 4096)
-TEXT = Path(__file__).parent.parent / "data" / "multilingual.txt"
 SHARDS = 8
 # Ids that a server with offsets decodes again per step, before the new one.
 CONTEXT = 5
@@ -56,7 +56,7 @@ def run(quick: bool) -> dict[str, Any]:
     assert spec.origin is not None
     path = Path(spec.origin).parent / "tokenizer.json"
     table, tokenizer = TokenTable.compile(path), Tokenizer.from_file(str(path))
-    ids = tokenizer.encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False).ids
+    ids = tokenizer.encode(MULTILINGUAL.read_text(encoding="utf-8"), add_special_tokens=False).ids
     results, best = [], {}
     for rows in ROWS:
         for impl, value in _compare(table, tokenizer, ids, rows, quick).items():

@@ -30,8 +30,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from texts import MULTILINGUAL
+
 HERE = Path(__file__).parent
-TEXT = HERE.parent / "data" / "multilingual.txt"
 STREAMS = (1, 16, 64, 256)
 TOKENS = 200
 OURS, THEIRS = "outfeed", "sglang rust"
@@ -150,7 +151,7 @@ def sglang_server(module: str, folder: Path) -> Iterator[int]:
         "--tokenizer",
         str(tokenizer),
     ]
-    with _process([*command, "--text", str(TEXT), "--port", str(port)], "ready"):
+    with _process([*command, "--text", str(MULTILINGUAL), "--port", str(port)], "ready"):
         _until_open(port)
         yield port
 

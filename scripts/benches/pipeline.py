@@ -26,12 +26,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import zmq
-from benches.texts import MULTILINGUAL
 from outfeed.gateway.front import Front, Stream
 from outfeed.ring.board import Role
 from outfeed.sidecar.replay import load_corpus, load_text
 from outfeed.sink import Done, Error, Frame
 from pipeline import Pipeline, PipelineError, demo_tokenizer
+from texts import MULTILINGUAL
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 

@@ -8,11 +8,25 @@ typedef struct ofs_shard ofs_shard;
 
 enum { OFS_OK = 0, OFS_NO_MEMORY = -1, OFS_BAD_TABLE = -2, OFS_TOO_MUCH = -3, OFS_TAKEN = -4, OFS_BAD_ROW = -5 };
 
+/* The token table's numbers; core/table.h draws it. */
+enum {
+    OFS_TABLE_VERSION = 1,
+    OFS_TABLE_HEADER = 64, /* bytes before the entries */
+    OFS_TABLE_ENTRY = 16,  /* bytes of one: length, flags, and up to OFS_TABLE_INLINE bytes of text */
+    OFS_TABLE_INLINE = 14,
+    OFS_TABLE_LONG = 255,  /* the length of an entry whose text stands in the blob */
+    OFS_TABLE_MAX_IDS = 1 << 24,
+    OFS_TABLE_BYTE_FALLBACK = 1 /* flag of the whole table */
+};
+
 /* Flags of a table entry. */
 enum { OFS_SPECIAL = 1, OFS_BYTE = 2, OFS_CLEAN = 4, OFS_KNOWN = 8 };
 
 /* Flags of a registration. */
 enum { OFS_SKIP_SPECIAL = 1, OFS_NO_STOP_TRIM = 2, OFS_DETECT = 4 };
+
+/* A registration's stop strings at most, and their bytes together: each byte takes up to 32 bytes of memory. */
+enum { OFS_MAX_STOPS = 256, OFS_MAX_STOP_BYTES = 1 << 16 };
 
 /* How a row ends: for no reason of its own, or by a stop that is to be trimmed. */
 enum { OFS_END = 1, OFS_END_STRING = 2, OFS_END_TOKENS = 3 };
@@ -74,8 +88,8 @@ typedef struct {
     uint32_t failure_count, stop_count;
     uint32_t other_readers; /* whether the step has rows of this shard for others: their bits in `others` */
     uint64_t others[4];
-    uint32_t unknown; /* rows of this shard and reader whose route is not registered */
-    uint32_t doubled; /* rows that were decoded before */
+    uint32_t stale_rows; /* rows of this shard and reader whose request is not registered: dropped */
+    uint32_t doubled;    /* rows that were decoded before */
 } ofs_step;
 
 /* Totals since the shard was made. `work` counts bytes and automaton steps: what the cost is linear in. */
@@ -88,8 +102,6 @@ typedef struct {
     uint64_t route;
     uint32_t expected, tail, run, held, ended;
 } ofs_look;
-
-int outfeed_shards_abi(void);
 
 /* `table` may be NULL (no table: every step brings its own text); it must outlive the shard. */
 ofs_shard *ofs_new(const uint8_t *table, size_t table_len, int *error);

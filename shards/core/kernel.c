@@ -3,10 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include "../../ring/core/check.h"
-
-/* Of a BATCH body: header_len, body_len, check. */
-#define PREFIX_BYTES 16u
+#include "../../ring/core/batch.h"
 
 enum { COLUMN_FIRST, COLUMN_COUNTS, COLUMN_PROMPT, COLUMN_GENERATED, COLUMN_TEXT, COLUMN_SOURCE, COLUMNS };
 
@@ -169,16 +166,38 @@ static void out_row(struct ofs_shard *shard, const ofs_rows *step, uint32_t sour
     if (row->stop != STOPS_NONE) shard->stops[out->stop_count++] = (ofs_stop){n, row->stop};
 }
 
-/* One row of this shard: which request, is it the row that request waits for, then its text. */
-static void step_row(struct ofs_shard *shard, const ofs_rows *step, const row_place *at, uint32_t count,
-                     const ofs_finish *finish, const ofs_finishes *how, ready_view *ready,
-                     const uint32_t *lens, bool want_ends, uint32_t merge)
+/* What one call of ofs_decode was given, and the caller's text as far as it is used. */
+typedef struct {
+    const ofs_rows *step;
+    const ofs_finishes *finishes;
+    const uint32_t *lens; /* of the caller's text; NULL: the table makes the text */
+    bool want_ends;
+    uint32_t merge;
+    ready_view ready;
+} decoding;
+
+/* Find the row's part of the caller's text, which covers what ofs_plan kept; its own tail stands behind all
+ * tokens. False when it is not all there. */
+static bool row_ready(decoding *d, const row_place *at, row_work *row, size_t *need)
 {
+    d->ready.lens = d->lens + at->at;
+    for (uint32_t k = 0; k < row->keep; k++) *need += d->ready.lens[k];
+    row->tail = d->ready.text + d->ready.at + *need;
+    row->tail_len = d->lens[(size_t)d->step->tokens + at->row];
+    *need += row->tail_len;
+    return *need <= d->ready.len - d->ready.at;
+}
+
+/* One row of this shard: which request, is it the row that request waits for, then its text. */
+static void step_row(struct ofs_shard *shard, decoding *d, const row_place *at, uint32_t count)
+{
+    const ofs_rows *step = d->step;
+    const ofs_finish *finish = finish_of(d->finishes, at->row);
     uint64_t route = u64_at(step->routes, at->row);
     uint32_t first = u32_at(step->first, at->row);
     slot *s = slots_find(&shard->slots, route);
     if (!s) {
-        shard->out.unknown++;
+        shard->out.stale_rows++;
         return;
     }
     if ((s->state & SLOT_ENDED) || (first < s->expected && (uint64_t)first + count <= s->expected)) {
@@ -189,32 +208,23 @@ static void step_row(struct ofs_shard *shard, const ofs_rows *step, const row_pl
         fail(shard, s, first, count, OFS_BAD_ROW);
         return;
     }
-    row_work row = {.ids = ids_at(step, at->at), .count = count, .finish = finish,
-                    .stop = STOPS_NONE};
-    row.keep = count - row_matched_tokens(s, finish, how, row.ids, count);
-    size_t ready_from = ready->at, need = 0;
-    if (lens) {
-        /* The caller's text covers what ofs_plan kept; the row's own tail stands behind all tokens. */
-        ready->lens = lens + at->at;
-        for (uint32_t k = 0; k < row.keep; k++) need += ready->lens[k];
-        row.tail = ready->text + ready_from + need;
-        row.tail_len = lens[(size_t)step->tokens + at->row];
-        need += row.tail_len;
-        if (need > ready->len - ready_from) {
-            fail(shard, s, first, count, OFS_TOO_MUCH);
-            return;
-        }
+    row_work row = {.ids = ids_at(step, at->at), .count = count, .finish = finish, .stop = STOPS_NONE};
+    row.keep = count - row_matched_tokens(s, finish, d->finishes, row.ids, count);
+    size_t ready_from = d->ready.at, need = 0;
+    if (d->lens && !row_ready(d, at, &row, &need)) {
+        fail(shard, s, first, count, OFS_TOO_MUCH);
+        return;
     }
     size_t start = shard->text.len;
-    uint32_t *ends = want_ends ? shard->token_ends + shard->out.tokens : NULL;
-    bool simple = !finish && !lens && !ends && slot_plain(s);
-    if (simple ? row_simply(shard, s, row.ids, count) : row_decode(shard, s, &row, ready, how, ends)) {
-        out_row(shard, step, at->row, &row, s, start, merge);
+    uint32_t *ends = d->want_ends ? shard->token_ends + shard->out.tokens : NULL;
+    bool simple = !finish && !d->lens && !ends && slot_plain(s);
+    if (simple ? row_simply(shard, s, row.ids, count) : row_decode(shard, s, &row, &d->ready, d->finishes, ends)) {
+        out_row(shard, step, at->row, &row, s, start, d->merge);
     } else {
         shard->text.len = start;
         fail(shard, s, first, count, OFS_TOO_MUCH);
     }
-    ready->at = ready_from + need;
+    d->ready.at = ready_from + need;
 }
 
 static void prefetch(const struct ofs_shard *shard, const ofs_rows *step, const row_place *at)
@@ -229,12 +239,15 @@ static void prefetch(const struct ofs_shard *shard, const ofs_rows *step, const 
 int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
                const ofs_finishes *finishes, const ofs_ready *ready, int want_token_ends, uint32_t merge)
 {
-    ready_view text = {.at = 0};
+    decoding d = {.step = step, .finishes = finishes, .want_ends = want_token_ends, .merge = merge};
     row_place at = {0, 0};
     int code = OFS_OK;
     if (!shard->has_table && !ready) return OFS_BAD_TABLE;
     if (merge && (ready || want_token_ends)) return OFS_BAD_ROW;
-    if (ready) text = (ready_view){.text = ready->text, .len = ready->len};
+    if (ready) {
+        d.lens = ready->lens;
+        d.ready = (ready_view){.text = ready->text, .len = ready->len};
+    }
     if (!room_for_rows(shard, step->rows, step->tokens)) return OFS_NO_MEMORY;
     if (merge && (code = order_rows(shard, step)) != OFS_OK) return code;
     out_begin(shard);
@@ -246,8 +259,7 @@ int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t
         prefetch(shard, step, &at);
         if (route_shard(route) == number) {
             if (route_reader(route) == reader)
-                step_row(shard, step, &at, count, finish_of(finishes, at.row), finishes, &text,
-                         ready ? ready->lens : NULL, want_token_ends, merge);
+                step_row(shard, &d, &at, count);
             else
                 out_other(&shard->out, route_reader(route));
         }
@@ -271,9 +283,9 @@ static uint8_t *pack_column(uint8_t *at, const void *from, size_t bytes)
 int64_t ofs_pack(ofs_shard *shard, const uint8_t *header, uint32_t header_len, const uint8_t **body)
 {
     const ofs_step *out = &shard->out;
-    size_t rows = out->rows, header_pad = -header_len & 7u, text_pad = -out->text_bytes & 3u;
-    size_t size = PREFIX_BYTES + header_len + header_pad + 28 * rows + 4 * (size_t)out->tokens +
-                  out->text_bytes + text_pad;
+    size_t rows = out->rows, padded = batch_padded_header(header_len), text_pad = -out->text_bytes & 3u;
+    size_t size = BATCH_PREFIX + padded + (BATCH_ROW + BATCH_EGRESS_ROW) * rows +
+                  BATCH_ID * (size_t)out->tokens + out->text_bytes + text_pad;
     if (size > UINT32_MAX) return OFS_TOO_MUCH;
     if (shard->frame_cap < size) {
         uint8_t *frame = realloc(shard->frame, 2 * size);
@@ -281,9 +293,9 @@ int64_t ofs_pack(ofs_shard *shard, const uint8_t *header, uint32_t header_len, c
         shard->frame = frame;
         shard->frame_cap = 2 * size;
     }
-    uint8_t *at = pack_column(shard->frame + PREFIX_BYTES, header, header_len);
-    memset(at, 0, header_pad);
-    at = pack_column(at + header_pad, out->routes, 8 * rows);
+    uint8_t *at = pack_column(shard->frame + BATCH_PREFIX, header, header_len);
+    memset(at, 0, padded - header_len);
+    at = pack_column(shard->frame + BATCH_PREFIX + padded, out->routes, 8 * rows);
     at = pack_column(at, out->first, 4 * rows);
     at = pack_column(at, out->counts, 4 * rows);
     at = pack_column(at, out->prompt_tokens, 4 * rows);
@@ -292,10 +304,7 @@ int64_t ofs_pack(ofs_shard *shard, const uint8_t *header, uint32_t header_len, c
     at = pack_column(at, out->text_lens, 4 * rows);
     at = pack_column(at, out->text, out->text_bytes);
     memset(at, 0, text_pad);
-    uint32_t lengths[2] = {header_len, (uint32_t)size};
-    uint64_t check = outfeed_check_bytes(shard->frame + PREFIX_BYTES, size - PREFIX_BYTES, header_len);
-    memcpy(shard->frame, lengths, 8);
-    memcpy(shard->frame + 8, &check, 8);
+    batch_seal(shard->frame, size, header_len);
     *body = shard->frame;
     return (int64_t)size;
 }

@@ -5,8 +5,6 @@
 #include <string.h>
 #include "utf8.h"
 
-int outfeed_shards_abi(void) { return 3; }
-
 ofs_shard *ofs_new(const uint8_t *base, size_t table_len, int *error)
 {
     ofs_shard *shard = calloc(1, sizeof *shard);
@@ -72,7 +70,7 @@ int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t
     uint64_t total = 0;
     if (!route) return OFS_BAD_ROW;
     for (uint32_t i = 0; i < stop_count; i++) total += stop_lens[i];
-    if (stop_count > STOPS_MAX_COUNT || total > STOPS_MAX_BYTES) return OFS_TOO_MUCH;
+    if (stop_count > OFS_MAX_STOPS || total > OFS_MAX_STOP_BYTES) return OFS_TOO_MUCH;
     if (slots_find(&shard->slots, route)) return OFS_TAKEN;
     slot *s = slots_take(&shard->slots, route);
     if (!s) return OFS_NO_MEMORY;

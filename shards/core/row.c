@@ -5,27 +5,31 @@
 #include <string.h>
 #include "utf8.h"
 
-/* Run the automaton over text from *scanned on. With `detect`, stop at the first stop string to be complete (of
- * several that end there the longest): true, and [*begin, *end) is where it lies. */
-static bool scan(struct ofs_shard *shard, slot *s, size_t *scanned, bool detect, size_t *begin, size_t *end,
-                 uint32_t *pattern)
+/* Where a row's text begins, how far it was searched for stop strings, and where the one that was found lies. */
+typedef struct {
+    size_t start, scanned, begin, end;
+} search;
+
+/* Run the automaton over the text not searched yet. With `detect`, stop at the first stop string to be complete (of
+ * several that end there the longest): true, and [begin, end) is where it lies. */
+static bool scan(struct ofs_shard *shard, slot *s, search *look, bool detect, uint32_t *pattern)
 {
     slot_extra *extra = s->extra;
     const stop_set *set = extra->stops;
     const uint8_t *at = shard->text.at;
     uint32_t node = extra->node;
-    shard->totals.work += shard->text.len - *scanned;
-    for (size_t i = *scanned; i < shard->text.len; i++) {
+    shard->totals.work += shard->text.len - look->scanned;
+    for (size_t i = look->scanned; i < shard->text.len; i++) {
         node = stops_step(set, node, at[i]);
         if (detect && set->node[node].match != STOPS_NONE) {
             *pattern = set->node[node].match;
-            *end = i + 1;
-            *begin = *end >= set->lens[*pattern] ? *end - set->lens[*pattern] : 0;
+            look->end = i + 1;
+            look->begin = look->end >= set->lens[*pattern] ? look->end - set->lens[*pattern] : 0;
             return true;
         }
     }
     extra->node = node;
-    *scanned = shard->text.len;
+    look->scanned = shard->text.len;
     return false;
 }
 
@@ -67,7 +71,7 @@ uint32_t row_matched_tokens(const slot *s, const ofs_finish *finish, const ofs_f
 
 /* Text of the row's tokens, one by one; true as soon as a stop string is complete. */
 static bool row_tokens(struct ofs_shard *shard, slot *s, row_work *row, ready_view *ready, uint32_t *ends,
-                       size_t start, size_t *scanned, size_t *begin, size_t *end, bool *ok)
+                       search *look, bool *ok)
 {
     bool detect = (s->flags & OFS_DETECT) && s->extra && s->extra->stops;
     for (uint32_t k = 0; k < row->keep && *ok; k++) {
@@ -79,15 +83,15 @@ static bool row_tokens(struct ofs_shard *shard, slot *s, row_work *row, ready_vi
         } else if (!text_token_simply(shard, s, id)) {
             *ok = text_token(shard, s, id);
         }
-        if (ends) ends[k] = (uint32_t)(shard->text.len - start);
-        if (detect && scan(shard, s, scanned, true, begin, end, &row->stop)) {
+        if (ends) ends[k] = (uint32_t)(shard->text.len - look->start);
+        if (detect && scan(shard, s, look, true, &row->stop)) {
             row->keep = row->count = k + 1;
             return true;
         }
     }
     if (!*ok || !row->finish) return false;
     *ok = ready->lens ? text_ready(shard, s, row->tail, row->tail_len) : text_flush(shard, s);
-    return detect && scan(shard, s, scanned, true, begin, end, &row->stop);
+    return detect && scan(shard, s, look, true, &row->stop);
 }
 
 bool row_simply(struct ofs_shard *shard, slot *s, const uint8_t *ids, uint32_t count)
@@ -100,10 +104,31 @@ bool row_simply(struct ofs_shard *shard, slot *s, const uint8_t *ids, uint32_t c
     return true;
 }
 
+/* Cut the row's text where the stop string begins that the scheduler says it ended at. */
+static void trim_string(struct ofs_shard *shard, size_t start, const ofs_finish *f, const ofs_finishes *how)
+{
+    if (f->kind != OFS_END_STRING || (uint64_t)f->offset + f->length > how->matched_len) return;
+    const uint8_t *hit = find(shard->text.at + start, shard->text.len - start, how->matched + f->offset, f->length);
+    if (hit) shard->text.len = (size_t)(hit - shard->text.at);
+}
+
+/* Leave out of the row's text what the client has already. */
+static void skip_delivered(struct ofs_shard *shard, slot_extra *extra, size_t start)
+{
+    size_t made = shard->text.len - start;
+    size_t skip = extra->skip < made ? (size_t)extra->skip : made;
+    extra->skip -= skip;
+    /* Whatever a RESTORE says: a row's text does not begin inside a character. */
+    while (skip < made && utf8_inside(shard->text.at[start + skip])) skip++;
+    memmove(shard->text.at + start, shard->text.at + start + skip, made - skip);
+    shard->text.len -= skip;
+}
+
 bool row_decode(struct ofs_shard *shard, slot *s, row_work *row, ready_view *ready, const ofs_finishes *how,
                 uint32_t *ends)
 {
-    size_t start = shard->text.len, begin = 0, end = 0;
+    search look = {.start = shard->text.len};
+    size_t start = look.start;
     slot_extra *extra = s->extra;
     if (extra && extra->held_len) {
         if (!text_room(shard, extra->held_len)) return false;
@@ -111,37 +136,23 @@ bool row_decode(struct ofs_shard *shard, slot *s, row_work *row, ready_view *rea
         shard->text.len += extra->held_len;
         extra->held_len = 0;
     }
-    size_t scanned = shard->text.len;
+    look.scanned = shard->text.len;
     bool ok = true;
-    if (row_tokens(shard, s, row, ready, ends, start, &scanned, &begin, &end, &ok)) {
-        size_t cut = (s->flags & OFS_NO_STOP_TRIM) ? end : begin;
+    if (row_tokens(shard, s, row, ready, ends, &look, &ok)) {
+        size_t cut = (s->flags & OFS_NO_STOP_TRIM) ? look.end : look.begin;
         shard->text.len = cut > start ? cut : start;
         s->state |= SLOT_ENDED;
     } else if (!ok) {
         return false;
     } else if (row->finish) {
-        const ofs_finish *f = row->finish;
         s->state |= SLOT_ENDED;
-        if (f->kind == OFS_END_STRING && !(s->flags & OFS_NO_STOP_TRIM) &&
-            (uint64_t)f->offset + f->length <= how->matched_len) {
-            const uint8_t *hit =
-                find(shard->text.at + start, shard->text.len - start, how->matched + f->offset, f->length);
-            if (hit) shard->text.len = (size_t)(hit - shard->text.at);
-        }
+        if (!(s->flags & OFS_NO_STOP_TRIM)) trim_string(shard, start, row->finish, how);
     } else if ((extra = s->extra) && extra->stops) {
         uint32_t pattern;
-        scan(shard, s, &scanned, false, &begin, &end, &pattern);
+        scan(shard, s, &look, false, &pattern);
         size_t keep = extra->stops->node[extra->node].hold, made = shard->text.len - start;
         if (!row_hold(shard, extra, keep < made ? keep : made)) return false;
     }
-    if ((extra = s->extra) && extra->skip) {
-        size_t made = shard->text.len - start;
-        size_t skip = extra->skip < made ? (size_t)extra->skip : made;
-        extra->skip -= skip;
-        /* Whatever a RESTORE says: a row's text does not begin inside a character. */
-        while (skip < made && utf8_inside(shard->text.at[start + skip])) skip++;
-        memmove(shard->text.at + start, shard->text.at + start + skip, made - skip);
-        shard->text.len -= skip;
-    }
+    if ((extra = s->extra) && extra->skip) skip_delivered(shard, extra, start);
     return true;
 }

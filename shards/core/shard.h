@@ -33,7 +33,6 @@ struct ofs_shard {
     uint32_t token_cap;
     ofs_failure *failures;
     ofs_stop *stops;
-    uint32_t failure_cap, stop_cap;
     row_place *order;                  /* of joined steps (order.c), and what finds it */
     uint32_t *groups;
     uint32_t order_cap;

@@ -11,9 +11,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* All stop strings of one request together; a node takes 32 bytes. */
-#define STOPS_MAX_BYTES (1u << 16)
-#define STOPS_MAX_COUNT 256u
 #define STOPS_NONE UINT32_MAX
 
 typedef struct {

@@ -22,14 +22,11 @@
 #include "api.h"
 
 #define TABLE_MAGIC "OUTFEEDT"
-#define TABLE_VERSION 1u
-#define TABLE_MAX_IDS (1u << 24)
-#define TABLE_INLINE 14u
-#define TABLE_LONG 255u
-#define TABLE_HEADER 64u
-
-/* Flags of the whole table. */
-enum { TABLE_BYTE_FALLBACK = 1 };
+#define TABLE_VERSION ((uint32_t)OFS_TABLE_VERSION)
+#define TABLE_MAX_IDS ((uint32_t)OFS_TABLE_MAX_IDS)
+#define TABLE_INLINE ((uint32_t)OFS_TABLE_INLINE)
+#define TABLE_LONG ((uint32_t)OFS_TABLE_LONG)
+#define TABLE_HEADER ((uint32_t)OFS_TABLE_HEADER)
 
 typedef struct {
     char magic[8];
@@ -45,7 +42,7 @@ typedef struct {
     uint8_t len, flags, bytes[TABLE_INLINE];
 } table_entry;
 
-_Static_assert(sizeof(table_header) == TABLE_HEADER, "the entries begin at 64");
+_Static_assert(sizeof(table_header) == TABLE_HEADER, "the entries begin behind it");
 _Static_assert(offsetof(table_header, version) == 8, "layout");
 _Static_assert(offsetof(table_header, flags) == 12, "layout");
 _Static_assert(offsetof(table_header, ids) == 16, "layout");
@@ -55,7 +52,7 @@ _Static_assert(offsetof(table_header, meta_len) == 32, "layout");
 _Static_assert(offsetof(table_header, strip_count) == 36, "layout");
 _Static_assert(offsetof(table_header, strip_char) == 40, "layout");
 _Static_assert(offsetof(table_header, strip_len) == 44, "layout");
-_Static_assert(sizeof(table_entry) == 16, "one entry, one cache access");
+_Static_assert(sizeof(table_entry) == OFS_TABLE_ENTRY, "one entry, one cache access");
 
 /* A table that was checked; sizes are copied out, so that later changes in shared memory cannot move them. */
 typedef struct {

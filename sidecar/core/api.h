@@ -15,11 +15,19 @@ typedef struct {
     uint64_t steps;
     uint64_t rows;
     uint64_t tokens;
-    uint64_t stale;
+    uint64_t stale_rows;
 } outfeed_table;
 
+/* Rows of one step at most. */
+enum { OUTFEED_MAX_ROWS = 65536 };
+
 /* Refusals of a step. They lie below the ring's own codes (ring/core/api.h), so that one number tells both. */
-enum { OUTFEED_TOKENS = -32, OUTFEED_ROUTE = -64 };
+enum {
+    OUTFEED_TOKENS = -32, /* the counts do not sum to the number of ids */
+    OUTFEED_ROWS = -41,   /* no rows, or too many */
+    OUTFEED_COUNTS = -42, /* not one count per row */
+    OUTFEED_ROUTE = -64   /* minus the row whose route is refused: must be the lowest */
+};
 
 /* One decode step, as its caller has it: columns are checked for their types and lengths, not for what is
  * in them. `counts` NULL stands for one token each; `endings` is the msgpack array of [row, finish reason]
@@ -46,9 +54,11 @@ uint64_t outfeed_step_size(const outfeed_decode_step *step);
  * first = 0: the shard drops them. */
 int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint8_t *out);
 
-/* `first` and prompt alone, for a step that is encoded elsewhere. Returns the tokens, or as above. */
+/* `first` and prompt alone, for a step that is encoded elsewhere. Returns the tokens, or as above. The table's
+ * statistics stay as they are until the step is written: *stale_rows gets how many were for requests that
+ * had ended. */
 int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
-                             uint32_t *first, uint32_t *prompt);
+                             uint32_t *first, uint32_t *prompt, uint32_t *stale_rows);
 
 /* Take back what it counted in for the same rows. */
 void outfeed_rows_retract(outfeed_table *table, uint32_t rows, const void *routes, const void *counts);

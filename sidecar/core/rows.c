@@ -1,22 +1,21 @@
 /* A scheduler's decode step, from its arrays to a sealed BATCH body in one pass.
  *
- * The body's layout is ring/batch.py's, the route bits are ring/route.py's: generation 28 | reader 8 |
+ * The body's layout is ring/core/batch.h's, the route bits are ring/route.py's: generation 28 | reader 8 |
  * shard 8 | slot 20. The table is private memory of the scheduler's process; routes come from its caller and
  * are checked before they index it. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "../../ring/core/check.h"
+#include "../../ring/core/batch.h"
 #include "api.h"
 
 #define SLOT_BITS 20
 #define READER_SHIFT 28
 
-#define PREFIX_BYTES 16
-#define ROW_BYTES 20
-/* The msgpack header: all of it but the endings. Numbers have their widest form, so its size is fixed. */
-#define HEADER_BYTES 24
+/* The msgpack header, all of it but the endings: numbers have their widest form, so its size is fixed. An array's
+ * mark, the version, the stamp, rows, tokens; behind the endings three empty ones. */
+#define HEADER_BYTES (1 + 1 + (1 + 8) + (1 + 4) + (1 + 4) + 3)
 
 _Static_assert(sizeof(outfeed_slot) == 24, "numpy in sidecar/rows.py views the table with this layout");
 
@@ -51,10 +50,11 @@ int outfeed_rows_live(const outfeed_table *table, uint64_t route) {
 }
 
 int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
-                             uint32_t *first, uint32_t *prompt) {
+                             uint32_t *first, uint32_t *prompt, uint32_t *stale_rows) {
     const uint64_t *route = routes;
     const uint32_t *count = counts;
-    uint64_t tokens = 0, stale = 0;
+    uint64_t tokens = 0;
+    *stale_rows = 0;
     for (uint32_t row = 0; row < rows; row++) {
         outfeed_slot *slot = slot_of(table, route[row]);
         if (slot == NULL || slot->route == 0) {
@@ -70,10 +70,9 @@ int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *ro
         } else {
             first[row] = 0;
             prompt[row] = 0;
-            stale++;
+            (*stale_rows)++;
         }
     }
-    table->stale += stale;
     return (int64_t)tokens;
 }
 
@@ -92,10 +91,10 @@ static uint8_t *put_number(uint8_t *at, uint8_t kind, uint64_t value, int bytes)
     return at;
 }
 
-/* [version 1, stamp u64, rows u32, tokens u32, endings, nil: the step form, []: no families, nil: no texts] */
+/* [version, stamp u64, rows u32, tokens u32, endings, nil: the step form, []: no families, nil: no texts] */
 static void put_header(uint8_t *at, const outfeed_decode_step *step) {
-    *at++ = 0x98;
-    *at++ = 1;
+    *at++ = 0x98; /* an array of 8 */
+    *at++ = BATCH_VERSION;
     at = put_number(at, 0xcf, step->stamp_ns, 8);
     at = put_number(at, 0xce, step->rows, 4);
     at = put_number(at, 0xce, step->tokens, 4);
@@ -104,39 +103,38 @@ static void put_header(uint8_t *at, const outfeed_decode_step *step) {
 }
 
 static uint64_t padded_header(const outfeed_decode_step *step) {
-    return ((uint64_t)HEADER_BYTES + step->endings_len + 7) & ~UINT64_C(7);
+    return batch_padded_header(HEADER_BYTES + step->endings_len);
 }
 
 uint64_t outfeed_step_size(const outfeed_decode_step *step) {
-    return PREFIX_BYTES + padded_header(step) + (uint64_t)step->rows * ROW_BYTES + (uint64_t)step->tokens * 4;
+    return BATCH_PREFIX + padded_header(step) + (uint64_t)step->rows * BATCH_ROW + (uint64_t)step->tokens * BATCH_ID;
 }
 
 int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint8_t *out) {
     uint32_t rows = step->rows, header_len = HEADER_BYTES + step->endings_len;
     uint64_t padded = padded_header(step), size = outfeed_step_size(step);
-    uint8_t *column = out + PREFIX_BYTES + padded;
-    uint32_t *first = (uint32_t *)(void *)(column + 8 * (size_t)rows);
+    uint8_t *column = out + BATCH_PREFIX + padded;
+    uint32_t *first = (uint32_t *)(void *)(column + BATCH_FIRST * (size_t)rows);
     uint32_t *count_column = first + rows, *prompt = count_column + rows;
-    int64_t summed = outfeed_rows_advance(table, rows, step->routes, step->counts, first, prompt);
+    uint32_t stale_rows;
+    int64_t summed = outfeed_rows_advance(table, rows, step->routes, step->counts, first, prompt, &stale_rows);
     if (summed < 0) return summed;
     if (summed != (int64_t)step->tokens) {
         outfeed_rows_retract(table, rows, step->routes, step->counts);
         return OUTFEED_TOKENS;
     }
-    put_header(out + PREFIX_BYTES, step);
-    memset(out + PREFIX_BYTES + header_len, 0, padded - header_len);
+    put_header(out + BATCH_PREFIX, step);
+    memset(out + BATCH_PREFIX + header_len, 0, padded - header_len);
     memcpy(column, step->routes, 8 * (size_t)rows);
     if (step->counts != NULL)
         memcpy(count_column, step->counts, 4 * (size_t)rows);
     else
         for (uint32_t row = 0; row < rows; row++) count_column[row] = 1;
     memcpy(prompt + rows, step->ids, 4 * (size_t)step->tokens);
-    uint32_t lengths[2] = {header_len, (uint32_t)size};
-    memcpy(out, lengths, sizeof lengths);
-    uint64_t check = outfeed_check_bytes(out + PREFIX_BYTES, size - PREFIX_BYTES, header_len);
-    memcpy(out + 8, &check, sizeof check);
+    batch_seal(out, size, header_len);
     table->steps++;
     table->rows += rows;
     table->tokens += step->tokens;
+    table->stale_rows += stale_rows;
     return 0;
 }

@@ -2,7 +2,7 @@
  *
  * Per token the reader does a table look-up, two comparisons, two copies and an append. In Python that is most
  * of a gateway's time; here it is a fifth of a microsecond. This file does the usual row only. A row that is
- * late, doubled, behind a gap, the last one, or too much for its sink goes to the `odd` callback, and so do all
+ * stale, doubled, behind a gap, the last one, or too much for its sink goes to the `odd` callback, and so do all
  * decisions: Python has the rules (sink/reader.py, sink/channel.py).
  *
  * The GIL is the lock: nothing here gives it up except where it calls Python, and then what was read before is
@@ -12,7 +12,7 @@
 
 #include "fields.h"
 
-/* ── deliver ──────────────────────────────────────────────────────────────────────────────────────── */
+/* ── A row ────────────────────────────────────────────────────────────────────────────────────────── */
 
 typedef struct {
     const uint8_t *body;
@@ -174,6 +174,78 @@ static PyObject *cut(PyObject *module, PyObject *args)
     return answer;
 }
 
+/* ── The loop ─────────────────────────────────────────────────────────────────────────────────────── */
+
+/* One call of deliver(): what it was given, and how far it is. */
+typedef struct {
+    PyObject *table, *columns, *wakes, *odd;
+    layout l;
+    cursor ending, having;
+    unsigned long long stamp_ns;
+    Py_ssize_t fold_at;
+    Py_ssize_t text, ids; /* where the next row's begin */
+} delivery;
+
+/* The next row's event, and how many bytes of text and ids it has. */
+static PyObject *next_event(delivery *d, Py_ssize_t row, Py_ssize_t *size)
+{
+    const layout *l = &d->l;
+    Py_ssize_t ids_size = 4 * (Py_ssize_t)u32_at(l->body, l->counts, row);
+    Py_ssize_t text_size = u32_at(l->body, l->text_lens, row);
+    if (ids_size > l->generated - d->ids || text_size > l->end - d->text) {
+        PyErr_Format(PyExc_ValueError, "deliver: row %zd runs past its columns", row);
+        return NULL;
+    }
+    PyObject *event = new_event(l->body + d->text, text_size, l->body + d->ids, ids_size,
+                                u32_at(l->body, l->first, row), u32_at(l->body, l->generated, row),
+                                u32_at(l->body, l->prompt_tokens, row), d->stamp_ns);
+    d->text += text_size, d->ids += ids_size;
+    *size = text_size + ids_size;
+    return event;
+}
+
+static int tell_odd(const delivery *d, Py_ssize_t row, PyObject *route, PyObject *live, PyObject *event)
+{
+    PyObject *index = PyLong_FromSsize_t(row), *answer = NULL;
+    if (index != NULL)
+        answer = PyObject_CallFunctionObjArgs(d->odd, index, route, live == NULL ? Py_None : live, event, NULL);
+    Py_XDECREF(index);
+    Py_XDECREF(answer);
+    return answer == NULL ? -1 : 0;
+}
+
+/* 1: the row is delivered; 0: it is not usual, and `odd` knows; -1: something raised. */
+static int event_row(delivery *d, Py_ssize_t row, PyObject *route, PyObject *object, Py_ssize_t size)
+{
+    Event *event = (Event *)object;
+    PyObject *live = Py_XNewRef(PyDict_GetItemWithError(d->table, route));
+    int usual = PyErr_Occurred() ? -1 : 0, ends = row == d->ending.next;
+    if (usual == 0 && row == d->having.next &&
+        (attach_at(event, d->columns, d->having.at - 1) != 0 || advance(&d->having) != 0))
+        usual = -1;
+    if (usual == 0 && ends && advance(&d->ending) != 0) usual = -1;
+    if (usual == 0 && !ends && live != NULL && PyObject_TypeCheck(live, live_base))
+        usual = deliver_row((Live *)live, object, size, (uint32_t)event->first, (uint32_t)event->generated,
+                            d->fold_at, d->wakes);
+    if (usual == 0) usual = tell_odd(d, row, route, live, object);
+    Py_XDECREF(live);
+    return usual;
+}
+
+static int next_row(delivery *d, Py_ssize_t row)
+{
+    uint64_t number;
+    memcpy(&number, d->l.body + d->l.routes + 8 * row, 8);
+    Py_ssize_t size;
+    int usual = -1;
+    PyObject *event = next_event(d, row, &size);
+    PyObject *route = event == NULL ? NULL : PyLong_FromUnsignedLongLong(number);
+    if (route != NULL) usual = event_row(d, row, route, event, size);
+    Py_XDECREF(event);
+    Py_XDECREF(route);
+    return usual;
+}
+
 /* deliver(table, body, layout, stamp_ns, ending, having, columns, fold_at, wakes, odd) -> rows delivered here.
  *
  * table: {route: Live}. layout: the number of rows, then the offsets of routes, first, counts, prompt_tokens, ids,
@@ -183,63 +255,32 @@ static PyObject *cut(PyObject *module, PyObject *args)
 static PyObject *deliver(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *table, *body, *columns, *wakes, *odd;
-    cursor ending = {0}, having = {0};
-    layout l;
-    unsigned long long stamp_ns;
-    Py_ssize_t fold_at;
-    if (!PyArg_ParseTuple(args, "O!S(nnnnnnnnnn)KO!O!O!nO!O:deliver", &PyDict_Type, &table, &body, &l.rows, &l.routes,
-                          &l.first, &l.counts, &l.prompt_tokens, &l.ids, &l.generated, &l.text_lens, &l.text, &l.end,
-                          &stamp_ns, &PyList_Type, &ending.rows, &PyList_Type, &having.rows, &PyList_Type, &columns, &fold_at,
-                          &PyList_Type, &wakes, &odd))
+    PyObject *body;
+    delivery d = {0};
+    layout *l = &d.l;
+    if (!PyArg_ParseTuple(args, "O!S(nnnnnnnnnn)KO!O!O!nO!O:deliver", &PyDict_Type, &d.table, &body, &l->rows,
+                          &l->routes, &l->first, &l->counts, &l->prompt_tokens, &l->ids, &l->generated, &l->text_lens,
+                          &l->text, &l->end, &d.stamp_ns, &PyList_Type, &d.ending.rows, &PyList_Type, &d.having.rows,
+                          &PyList_Type, &d.columns, &d.fold_at, &PyList_Type, &d.wakes, &d.odd))
         return NULL;
-    l.body = (const uint8_t *)PyBytes_AsString(body);
-    if (event_type == NULL || !layout_fits(&l, PyBytes_Size(body))) {
+    l->body = (const uint8_t *)PyBytes_AsString(body);
+    if (event_type == NULL || !layout_fits(l, PyBytes_Size(body))) {
         PyErr_SetString(PyExc_ValueError, "deliver: not bound, or a layout that does not fit its body");
         return NULL;
     }
-    if (advance(&ending) != 0 || advance(&having) != 0) return NULL;
-    Py_ssize_t text = l.text, ids = l.ids, delivered = 0;
-    for (Py_ssize_t row = 0; row < l.rows; row++) {
-        uint64_t route;
-        memcpy(&route, l.body + l.routes + 8 * row, 8);
-        uint32_t first = u32_at(l.body, l.first, row), generated = u32_at(l.body, l.generated, row);
-        Py_ssize_t ids_size = 4 * (Py_ssize_t)u32_at(l.body, l.counts, row);
-        Py_ssize_t text_size = u32_at(l.body, l.text_lens, row);
-        if (ids_size > l.generated - ids || text_size > l.end - text) {
-            PyErr_Format(PyExc_ValueError, "deliver: row %zd runs past its columns", row);
-            return NULL;
-        }
-        PyObject *key = PyLong_FromUnsignedLongLong(route);
-        PyObject *event = new_event(l.body + text, text_size, l.body + ids, ids_size, first, generated,
-                                    u32_at(l.body, l.prompt_tokens, row), stamp_ns);
-        text += text_size, ids += ids_size;
-        PyObject *live = key == NULL || event == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(table, key));
-        int usual = PyErr_Occurred() ? -1 : 0;
-        int ends = row == ending.next;
-        if (usual == 0 && row == having.next &&
-            (attach_at((Event *)event, columns, having.at - 1) != 0 || advance(&having) != 0))
-            usual = -1;
-        if (usual == 0 && ends && advance(&ending) != 0) usual = -1;
-        if (usual == 0 && !ends && live != NULL && PyObject_TypeCheck(live, live_base))
-            usual = deliver_row((Live *)live, event, text_size + ids_size, first, generated, fold_at, wakes);
-        if (usual == 0) {
-            PyObject *index = PyLong_FromSsize_t(row);
-            PyObject *answer =
-                index == NULL ? NULL
-                              : PyObject_CallFunctionObjArgs(odd, index, key, live == NULL ? Py_None : live, event, NULL);
-            Py_XDECREF(index);
-            Py_XDECREF(answer);
-            if (answer == NULL) usual = -1;
-        }
-        Py_XDECREF(live);
-        Py_XDECREF(event);
-        Py_XDECREF(key);
+    if (advance(&d.ending) != 0 || advance(&d.having) != 0) return NULL;
+    d.text = l->text;
+    d.ids = l->ids;
+    Py_ssize_t delivered = 0;
+    for (Py_ssize_t row = 0; row < l->rows; row++) {
+        int usual = next_row(&d, row);
         if (usual < 0) return NULL;
         delivered += usual;
     }
     return PyLong_FromSsize_t(delivered);
 }
+
+/* ── The module ───────────────────────────────────────────────────────────────────────────────────── */
 
 static void set(PyObject **place, PyObject *value)
 {

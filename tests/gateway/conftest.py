@@ -7,7 +7,6 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,8 @@ from outfeed.gateway.chat import ChatTemplate
 from outfeed.gateway.limits import Limits
 from outfeed.gateway.server import Server, listen
 
+from tests.eventually import until
+
 from .fake import FakeBackend, Played
 
 LIMIT_S = 30.0
@@ -26,12 +27,7 @@ LIMIT_S = 30.0
 
 def eventually(condition: Callable[[], Any], what: str) -> Any:
     """Wait until a condition holds; its value."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.002)
-    raise AssertionError(f"{what}: not within {LIMIT_S} s")
+    return until(what, condition)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import itertools
 import json
@@ -19,6 +20,7 @@ from typing import Any
 
 import openai
 import pytest
+from outfeed.gateway.server import add_gateway_arguments
 from outfeed.ring.board import Role
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.sidecar.replay import load_corpus, replay_start
@@ -84,7 +86,16 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    running = Served("--gateways", "2", "--shards", "1", "--steps-per-second", "500")
+    running = Served(
+        "--gateways",
+        "2",
+        "--shards",
+        "1",
+        "--heartbeat-limit",
+        "9",
+        "--steps-per-second",
+        "500",
+    )
     yield running
     assert running.stop() == 0
 
@@ -161,6 +172,8 @@ def test_information_and_metrics_come_from_the_instance(served: Served) -> None:
     text = served.ask("GET", "/metrics")[1].decode()
     assert 'outfeed_ring_depth_bytes{ring="egress",lane="0"}' in text
     assert 'outfeed_restarts_total{role="shard",index="0"} 0' in text
+    assert 'outfeed_stopped_total{role="shard",index="0"} 0' in text
+    assert 'outfeed_stale_rows_total{role="scheduler",index="0"}' in text
 
 
 def test_an_abort_finds_its_request_on_whichever_gateway_it_runs(served: Served) -> None:
@@ -237,6 +250,34 @@ def test_a_port_in_use_is_said_before_anything_starts(served: Served) -> None:
     done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 2
     assert b"choose another --port" in done.stderr
+
+
+def test_the_instance_is_what_the_options_said(served: Served) -> None:
+    config = served.here.config
+    assert (config.readers, config.shards, config.ranks, config.heartbeat_limit_s) == (2, 1, 1, 9.0)
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "99999", "http"])
+def test_a_port_out_of_range_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_gateway_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"--port={port}"])
+    assert f"argument --port: '{port}' is no port: give 0 to 65535" in capsys.readouterr().err
+
+
+def test_the_replay_scheduler_is_one_rank() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--ranks", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2
+    assert "--ranks 2: the replay scheduler is one rank; give --no-replay" in done.stderr
+
+
+def test_what_the_launcher_says_has_one_name_in_front() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--port", "0", "--instance", "No"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("serve: instance id 'No' is not usable")
 
 
 def test_sigterm_lets_a_stream_finish(truth: Any) -> None:

@@ -8,6 +8,8 @@ import socket
 import pytest
 from outfeed.gateway.siblings import Siblings
 
+from tests.eventually import until_async
+
 NUMBERS = itertools.count()
 
 
@@ -23,14 +25,6 @@ def instance() -> str:
     return f"t-siblings-{os.getpid()}-{next(NUMBERS)}"
 
 
-async def until(condition: object) -> None:
-    for _ in range(5000):
-        if condition():  # type: ignore[operator]
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("not within 10 s")
-
-
 def test_an_abort_reaches_the_others_and_a_scrape_hears_of_them() -> None:
     name = instance()
 
@@ -39,7 +33,7 @@ def test_an_abort_reaches_the_others_and_a_scrape_hears_of_them() -> None:
         for gateway in gateways:
             gateway.siblings.start()
         gateways[0].siblings.abort("rid")
-        await until(lambda: gateways[1].aborted == ["rid"] == gateways[2].aborted)
+        await until_async("both aborts", lambda: gateways[1].aborted == ["rid"] == gateways[2].aborted)
         assert gateways[0].aborted == []
         assert await gateways[1].siblings.states() == [b"state 0", b"state 2"]
         gateways[2].siblings.close()
@@ -94,11 +88,11 @@ def test_nonsense_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
                 b"\x93\xa5_Tell\x01\x07",
             ):
                 stranger.sendto(data, f"\0outfeed-{name}.gateway0".encode())
-        await until(lambda: caplog.text.count("dropped a message") >= 4)
+        await until_async("four warnings", lambda: caplog.text.count("dropped a message") >= 4)
         other = Gateway(name, 1, 2)
         other.siblings.start()
         other.siblings.abort("still listening")
-        await until(lambda: gateway.aborted == ["still listening"])
+        await until_async("the abort", lambda: gateway.aborted == ["still listening"])
         gateway.siblings.close()
         other.siblings.close()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from outfeed.ingress.errors import BadRequest, show
-from outfeed.ingress.fields import CHECKS
+from outfeed.ingress.fields import CHECKS, MAX_CUSTOM_CHARACTERS, MAX_CUSTOM_KEY_CHARACTERS, MAX_GRAMMAR_BYTES
 from outfeed.ingress.sampling import INTERNAL, TOP_K_ALL, SamplingParams, parse_each
 
 VOCAB = 1000
@@ -74,6 +74,30 @@ def test_stop_token_ids_are_a_set_without_nulls() -> None:
 @pytest.mark.parametrize("field", ["json_schema", "regex", "ebnf", "structural_tag"])
 def test_an_empty_grammar_is_none(field: str) -> None:
     assert getattr(parse({field: ""}), field) is None
+
+
+@pytest.mark.parametrize(
+    ("obj", "message"),
+    [
+        ({"regex": "a" * (MAX_GRAMMAR_BYTES + 1)}, "takes at most 1048576 UTF-8 bytes, got 1048577 or more"),
+        (
+            {"ebnf": "é" * (MAX_GRAMMAR_BYTES // 2) + "a"},
+            "takes at most 1048576 UTF-8 bytes, got 1048577 or more",
+        ),
+        ({"custom_params": {"é" * 257: 1}}, "keys must be strings of at most 256 characters, got "),
+        ({"custom_params": {"a": "é" * 65_537}}, "takes at most 65536 characters, got 65537"),
+        ({"stop": "é" * 2049}, "takes at most 4096 UTF-8 bytes, got 4098 or more"),
+    ],
+    ids=["grammar", "grammar beyond ASCII", "custom key", "custom string", "stop beyond ASCII"],
+)
+def test_a_text_is_measured_in_the_unit_that_the_message_names(obj: dict[str, Any], message: str) -> None:
+    assert message in str(refused(obj))
+
+
+def test_a_text_at_its_limit_is_taken() -> None:
+    assert parse({"regex": "é" * (MAX_GRAMMAR_BYTES // 2)}).regex is not None
+    params = {"é" * MAX_CUSTOM_KEY_CHARACTERS: "é" * MAX_CUSTOM_CHARACTERS}
+    assert parse({"custom_params": params}).custom_params == params
 
 
 def test_only_one_grammar() -> None:

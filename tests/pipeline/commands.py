@@ -4,26 +4,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from outfeed.ring.board import Phase, Role
 from outfeed.ring.instance import Instance, InstanceGone
 
+from tests.eventually import LIMIT_S, until
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-LIMIT_S = 60.0
 # Small rings: an instance of the tests takes a few hundred KiB.
 SMALL = [f"--{ring}-bytes={1 << 18}" for ring in ("request", "control", "step", "egress")]
-
-
-def until(what: str, condition: Callable[[], bool], limit: float = LIMIT_S) -> None:
-    """Wait until `condition()` holds; fail, naming `what`, if it never does."""
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {limit:.0f} s in vain for: {what}"
-        time.sleep(0.01)
 
 
 def demo(*options: str) -> subprocess.CompletedProcess[str]:

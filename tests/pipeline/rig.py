@@ -15,7 +15,9 @@ from outfeed.sidecar import Abort, FinishReason, Generate, SchedulerPort
 from outfeed.sink import Done, Frame, Item
 from tokenizers import Tokenizer
 
-from .commands import shard_pids, until
+from tests.eventually import until
+
+from .commands import shard_pids
 
 
 class Rig:

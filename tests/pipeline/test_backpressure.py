@@ -16,7 +16,9 @@ from outfeed.ring.instance import leftovers
 from outfeed.sidecar import FinishReason
 from outfeed.sink import Done, Error
 
-from .commands import launched, shard_pids, unique, until
+from tests.eventually import until
+
+from .commands import launched, shard_pids, unique
 from .rig import Rig, rest_of
 
 NUMBERS = itertools.count()

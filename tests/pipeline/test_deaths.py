@@ -22,7 +22,9 @@ from outfeed.sidecar import Control as ControlRequest
 from outfeed.sidecar import FinishReason, SchedulerPort
 from outfeed.sink import Done, Error, Frame, Item
 
-from .commands import is_alive, launched, shard_pids, unique, until
+from tests.eventually import until
+
+from .commands import is_alive, launched, shard_pids, unique
 from .rig import Rig, rest_of
 
 NUMBERS = itertools.count()

@@ -20,7 +20,9 @@ from outfeed.ring.instance import Instance, leftovers
 from outfeed.sink import Done, Error, Frame
 from tokenizers import Tokenizer
 
-from .commands import SCRIPTS, launched, unique, until
+from tests.eventually import until
+
+from .commands import SCRIPTS, launched, unique
 
 torch = pytest.importorskip("torch", reason="the example engine needs PyTorch (extra `engine`)")
 pytest.importorskip("transformers", reason="the example engine needs transformers (extra `engine`)")

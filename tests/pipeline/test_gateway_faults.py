@@ -14,7 +14,9 @@ from outfeed.ring.names import segment_name
 from outfeed.sidecar import FinishReason
 from outfeed.sink import Done, Error
 
-from .commands import launched, unique, until
+from tests.eventually import until
+
+from .commands import launched, unique
 from .rig import Rig, rest_of
 
 NUMBERS = itertools.count()

@@ -1,5 +1,6 @@
 """The launcher: an instance's life, its death in every way, and what is left afterwards."""
 
+import argparse
 import itertools
 import os
 import signal
@@ -8,10 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from outfeed.ring.board import Role
+from outfeed.ring._core import lib
+from outfeed.ring.board import MAX_LANE_BYTES, MIN_LANE_BYTES, Role
 from outfeed.ring.instance import Instance, leftovers
+from outfeed.shards.launcher import add_instance_arguments, instance_options
 
-from .commands import is_alive, is_running, launched, shard_pids, start_launcher, unique, until
+from tests.eventually import until
+
+from .commands import is_alive, is_running, launched, shard_pids, start_launcher, unique
 
 NUMBERS = itertools.count()
 FORKLESS = str(Path(__file__).with_name("forkless.py"))
@@ -87,16 +92,53 @@ def _cpu_seconds(pids: list[int]) -> float:
     [
         (["--tokenizer", "/nowhere/tokenizer.json"], "no tokenizer at /nowhere"),
         (["--tokenizer", "{broken}"], "is not a usable Hugging Face tokenizer.json"),
-        (["--tokenizer", "{good}", "--shards", "0"], "shards"),
-        (["--tokenizer", "{good}", "--shards", "65"], "shards"),
-        (["--tokenizer", "{good}", "--step-bytes", "5000"], "5000"),
+        (["--tokenizer", "{good}", "--shards", "0"], "launch: --shards 0: give 1 to 64\n"),
+        (["--tokenizer", "{good}", "--shards", "65"], "launch: --shards 65: give 1 to 64\n"),
+        (["--tokenizer", "{good}", "--readers", "65"], "launch: --readers 65: give 1 to 64\n"),
+        (["--tokenizer", "{good}", "--ranks", "-1"], "launch: --ranks -1: give 1 to 64\n"),
+        (
+            ["--tokenizer", "{good}", "--step-bytes", "5000000"],
+            "launch: --step-bytes 5000000: give a power of two from 4096 to 1073741824 (1 GiB), "
+            "e.g. 4194304\n",
+        ),
+        (
+            ["--tokenizer", "{good}", "--egress-bytes", "0"],
+            "launch: --egress-bytes 0: give a power of two from 4096 to 1073741824 (1 GiB), e.g. 4096\n",
+        ),
+        (
+            ["--tokenizer", "{good}", "--control-bytes", "2147483648"],
+            "launch: --control-bytes 2147483648: give a power of two from 4096 to 1073741824 (1 GiB), "
+            "e.g. 1073741824\n",
+        ),
+        (
+            ["--tokenizer", "{good}", "--heartbeat-limit", "nan"],
+            "launch: --heartbeat-limit nan: give more than 0 and at most 3600 seconds\n",
+        ),
         (
             ["--tokenizer", "{good}", "--egress-bytes", "1073741824", "--shards", "64", "--readers", "64"],
-            "shm",
+            " MiB) of /dev/shm, where ",
+        ),
+        (
+            ["--instance", "No", "--tokenizer", "{good}"],
+            "launch: instance id 'No' is not usable: give 1 to 32 of",
         ),
         ([], "--tokenizer is required"),
     ],
-    ids=["missing", "broken", "no shard", "too many shards", "odd capacity", "no room", "no tokenizer"],
+    ids=[
+        "missing",
+        "broken",
+        "no shard",
+        "too many shards",
+        "too many readers",
+        "no rank",
+        "odd capacity",
+        "small capacity",
+        "large capacity",
+        "no limit",
+        "no room",
+        "odd name",
+        "no tokenizer",
+    ],
 )
 def test_bad_input_is_said_in_one_message_and_leaves_nothing(
     small_tokenizer: Path, tmp_path: Path, options: list[str], message: str
@@ -155,6 +197,20 @@ def test_a_launcher_that_is_refused_every_process_gives_up_and_says_why(
     assert "Resource temporarily unavailable" in err
     assert "Traceback" not in err
     assert leftovers(instance) == []
+
+
+def test_the_bounds_of_a_lane_are_the_rings() -> None:
+    assert (MIN_LANE_BYTES, MAX_LANE_BYTES) == (lib.RING_MIN_CAPACITY, lib.RING_MAX_CAPACITY)
+
+
+def test_options_survive_being_written_as_a_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    add_instance_arguments(parser)
+    odd: dict[str, object] = {"tokenizer": "a b"}
+    for action in parser._actions:
+        if action.dest not in ("help", "tokenizer"):
+            odd[action.dest] = action.default * 2
+    assert vars(parser.parse_args(instance_options(argparse.Namespace(**odd)))) == odd
 
 
 def test_a_second_launcher_of_the_same_instance_is_refused_and_the_first_goes_on(

@@ -21,7 +21,9 @@ from outfeed.sidecar import FinishReason, Kind, Requests, SchedulerPort, flat_fa
 from outfeed.sink import Done, Error, Frame
 from tokenizers import Tokenizer
 
-from .commands import launched, unique, until
+from tests.eventually import until
+
+from .commands import launched, unique
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scheduler.md"
 NUMBERS = itertools.count()

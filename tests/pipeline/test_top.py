@@ -14,14 +14,17 @@ import pytest
 from outfeed.ring.board import Role
 from outfeed.ring.instance import Instance, InstanceGone, leftovers
 
-from .commands import SCRIPTS, launched, unique, until
+from tests.eventually import until
+
+from .commands import SCRIPTS, launched, unique
 
 NUMBERS = itertools.count()
 
 
-def top(*options: str) -> subprocess.CompletedProcess[str]:
+def top(*options: str, width: int = 80) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPTS / "top.py"), "--interval", "0.5", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    wide = os.environ | {"COLUMNS": str(width)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=wide)
 
 
 def busy(instance: str) -> bool:
@@ -99,6 +102,17 @@ def test_restarts_and_missing_processes_are_seen(small_tokenizer: Path) -> None:
         absent = next(process for process in first["processes"] if process["name"] == "reader0")
         assert (absent["alive"], absent["state"], absent["pid"]) == (False, "absent", None)
         assert absent["heartbeat_age_s"] is None
+
+
+def test_a_screen_shows_the_columns_that_fit_it(small_tokenizer: Path) -> None:
+    instance = unique("top", NUMBERS)
+    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1"):
+        shown = {width: top("--instance", instance, "--once", width=width).stdout for width in (80, 108, 127)}
+    for width, text in shown.items():
+        assert max(map(len, text.splitlines())) <= width
+        assert "errors" in text
+        assert ("aborts" in text) == (width >= 108)
+        assert all((name in text) == (width >= 127) for name in ("stopped", "stale_rows"))
 
 
 def test_a_name_is_needed_when_several_run_and_an_unknown_one_is_refused(small_tokenizer: Path) -> None:

@@ -67,9 +67,19 @@ def test_a_call_must_be_one(ring: Ring) -> None:
         writer.write("1", b"")
     with pytest.raises(ValueError, match="size -1"):
         writer.reserve(-1)
-    writer.reserve(4)
-    with pytest.raises(ValueError, match="size -1"):
-        writer.commit(1, -1)
+
+
+def test_a_commit_that_is_refused_leaves_the_reservation_open_and_nothing_to_read(
+    ring: Ring, bell: Doorbell
+) -> None:
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    writer.reserve(4)[:] = b"good"
+    for refused in (-1, -(1 << 70)):
+        with pytest.raises(ValueError, match=f"size {refused}"):
+            writer.commit(1, refused)
+    assert consumer.read() == []
+    writer.commit(1, 4)
+    assert [(tag, bytes(body)) for _, tag, body in consumer.read()] == [(1, b"good")]
 
 
 @pytest.mark.parametrize("limit", [0, -1, 4097, 1 << 40])

@@ -1,11 +1,26 @@
 """A BATCH comes out as it went in, or not at all."""
 
+import pickle
+
 import numpy as np
 import pytest
+from outfeed.ring import _body
 from outfeed.ring._body import probe
-from outfeed.ring.batch import BadBatch, Batch, decode_batch, encode_batch
+from outfeed.ring.batch import BadBatch, Batch, check_batch, decode_batch, encode_batch
+from outfeed.ring.checked import PREFIX
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
+
+
+def _columns(order: str) -> list[np.ndarray]:
+    """Return routes, first, counts, prompt_tokens and ids of three rows."""
+    return [
+        np.array([11, 12, 13], f"{order}u8"),
+        np.array([0, 5, 9], f"{order}u4"),
+        np.array([2, 0, 1], f"{order}u4"),
+        np.array([3, 3, 4], f"{order}u4"),
+        np.array([101, 102, 103], f"{order}i4"),
+    ]
 
 
 def body_of(parts: list[Buffer]) -> memoryview:
@@ -13,13 +28,14 @@ def body_of(parts: list[Buffer]) -> memoryview:
 
 
 def step() -> list[Buffer]:
+    routes, first, counts, prompt_tokens, ids = _columns("<")
     return encode_batch(
         77,
-        np.array([11, 12, 13], "u8"),
-        np.array([0, 5, 9], "u4"),
-        np.array([2, 0, 1], "u4"),
-        np.array([3, 3, 4], "u4"),
-        np.array([101, 102, 103], "i4"),
+        routes,
+        first,
+        counts,
+        prompt_tokens,
+        ids,
         [(1, FinishReason.length(5)), (2, FinishReason.abort("no", None, None))],
     )
 
@@ -40,6 +56,37 @@ def test_step_form() -> None:
         (1, {"type": "length", "length": 5}),
         (2, {"type": "abort", "message": "no", "status_code": None, "err_type": None}),
     ]
+
+
+def test_columns_that_went_from_process_to_process_are_taken() -> None:
+    columns = pickle.loads(pickle.dumps(_columns("<")))
+    assert join(encode_batch(77, *columns)) == join(encode_batch(77, *_columns("<")))
+    lens = pickle.loads(pickle.dumps(np.array([1, 0, 2], "u4")))
+    batch = decoded(encode_batch(77, *columns, generated=lens, text_lens=lens, text=b"abc"))
+    assert (batch.generated.tolist(), batch.text) == ([1, 0, 2], b"abc")
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [*enumerate(("routes", "first", "counts", "prompt_tokens", "ids"))]
+)
+def test_a_column_of_the_other_byte_order_is_refused_by_name(place: int, name: str) -> None:
+    columns = _columns("<")
+    columns[place] = _columns(">")[place]
+    with pytest.raises(ValueError, match=f"{name} is >"):
+        encode_batch(77, *columns)
+
+
+def test_c_and_python_have_one_layout() -> None:
+    """The numbers of core/batch.h against a body that numpy and struct laid out."""
+    assert PREFIX.size == _body.PREFIX_BYTES
+    starts = np.cumsum([0, *(column.itemsize for column in _columns("<")[:4])]).tolist()
+    assert starts == [0, _body.FIRST_AT, _body.COUNTS_AT, _body.PROMPT_TOKENS_AT, _body.ROW_BYTES]
+    lens = np.array([1, 0, 2], "<u4")
+    egress = join(encode_batch(77, *_columns("<"), generated=lens, text_lens=lens, text=b"abc"))
+    step = check_batch(egress)
+    assert step.text_at == step.data + 3 * _body.ROW_BYTES + _columns("<")[4].nbytes
+    assert egress[step.text_at + 3 * _body.TEXT_LENS_AT :][: lens.nbytes] == lens.tobytes()
+    assert egress[step.text_at + 3 * _body.EGRESS_ROW_BYTES :] == b"abc\0"
 
 
 def test_select_takes_only_those_rows() -> None:

@@ -80,6 +80,14 @@ def test_an_instance_has_just_the_processes_it_was_started_with(instance: Instan
         instance.board.row(Role.SHARD, 3)
 
 
+@pytest.mark.parametrize("what", ["shards", "readers", "ranks"])
+def test_an_instance_that_nobody_could_attach_to_is_not_made(what: str) -> None:
+    wanted = config(**{what: 65})
+    with pytest.raises(ValueError, match=rf"<= 64.*{what}"):
+        Instance.create(wanted)
+    assert leftovers(wanted.instance) == []
+
+
 def test_a_second_instance_of_the_same_name_is_refused(instance: Instance) -> None:
     with pytest.raises(InstanceRunning, match=f"launcher pid {os.getpid()}"):
         Instance.create(instance.config)

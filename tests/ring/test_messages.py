@@ -21,7 +21,6 @@ from outfeed.ring.frames import (
     Tag,
     decode,
     encode,
-    ids_from,
 )
 
 ROUTE = (7 << 36) | 42
@@ -79,6 +78,8 @@ class TestEachMessage:
         (Tag.ERROR, [5, "500", "x", "y"], "Expected `int`, got `str`"),
         (Tag.GENERATE, [5, "r", b"\0" * 5, {}], "input_ids has 5 bytes, not a multiple of 4"),
         (Tag.REGISTER, [5, "r", [], b"\0" * 3, 1], "prompt_tail has 3 bytes"),
+        (Tag.REGISTER, [5, "r", [], b"\0" * 260, 65], "prompt_tail has 65 ids, more than the last 64"),
+        (Tag.RESTORE, [5, "r", [], b"\0" * 260, 65, b"", 0], "prompt_tail has 65 ids"),
         (Tag.REGISTER, [5, "r", [], b"", -1], "prompt_tokens -1 is negative"),
         (Tag.RESTORE, [5, "r", [], b"", 1, b"\0", 0], "ids has 1 bytes"),
         (Tag.RESTORE, [5, "r", [], b"", 1, b"", -2], "text_bytes -2 is negative"),
@@ -112,7 +113,3 @@ def test_nesting_without_end_is_refused() -> None:
     body = msgspec.msgpack.encode([5, "r", b""])[:-2] + b"\xc4\0" + b"\x81\xa1a" * 100_000
     with pytest.raises(BadFrame):
         decode(Tag.GENERATE, b"\x95" + body[1:])
-
-
-def test_ids_are_a_view() -> None:
-    assert ids_from(b"\x01\0\0\0\xff\xff\xff\xff").tolist() == [1, -1]

@@ -11,16 +11,10 @@ from typing import Any
 import pytest
 from outfeed.ring import Consumer, ConsumerBusy, Doorbell, Ring, RingClosed, RingFull, WriterBusy, wait
 
+from tests.eventually import until
+
 MakeRing = Callable[..., Ring]
 FORK = multiprocessing.get_context("fork")
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Wait until `condition` holds, for at most half a minute."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came to hold"
-        time.sleep(0.001)
 
 
 def test_a_parked_reader_is_woken_from_another_process(make_ring: MakeRing, bell: Doorbell) -> None:
@@ -30,7 +24,7 @@ def test_a_parked_reader_is_woken_from_another_process(make_ring: MakeRing, bell
     def write_when_parked() -> None:
         with ring.writer(0) as writer:
             for tag in range(20):
-                eventually(lambda: ring.stats().consumers[0].parked)
+                until("the reader to park", lambda: ring.stats().consumers[0].parked)
                 writer.write(tag, b"")
 
     process = FORK.Process(target=write_when_parked)
@@ -55,7 +49,7 @@ def test_one_doorbell_serves_many_rings(make_ring: MakeRing, bell: Doorbell) -> 
     def write_when_parked() -> None:
         for tag, ring in enumerate(rings):
             with ring.writer(0) as writer:
-                eventually(lambda: rings[0].stats().consumers[0].parked)
+                until("the reader to park", lambda: rings[0].stats().consumers[0].parked)
                 writer.write(tag, b"")
 
     process = FORK.Process(target=write_when_parked)
@@ -84,12 +78,15 @@ def test_a_reader_stays_awake_for_as_long_as_its_doorbell_allows(
     with Doorbell.create(f"{name}.bell-awake", longest_spin=longest_spin) as bell:
         consumer = ring.consumer(0, bell)
         process.start()
-        in_a_row = longest = 0  # frames that were waited for without a park
-        deadline = time.monotonic() + (30 if stays_awake else 0.3)
-        while longest < 20 and time.monotonic() < deadline:
+        in_a_row = longest = seen = 0  # frames that were waited for without a park; all frames
+        deadline = time.monotonic() + 60
+        while longest < 20 and (stays_awake or seen < 300):
+            assert time.monotonic() < deadline, (
+                f"{seen} frames came, {longest} of them in a row without a park"
+            )
             before = ring.stats().consumers[0].parks
             wait([consumer], 1.0)
-            consumer.read()
+            seen += len(consumer.read())
             consumer.release()
             in_a_row = in_a_row + 1 if ring.stats().consumers[0].parks == before else 0
             longest = max(longest, in_a_row)
@@ -136,7 +133,7 @@ def _signal_when(condition: Callable[[], object]) -> Any:
     parent = os.getpid()
 
     def child() -> None:
-        eventually(condition)
+        until("the parent to wait", condition)
         # The flag is set just before the sleep begins; signal again until the parent has had one in it.
         for _ in range(200):
             os.kill(parent, signal.SIGUSR1)
@@ -259,7 +256,7 @@ def test_a_second_thread_is_refused(make_ring: MakeRing, bell: Doorbell) -> None
         return False
 
     thread.start()
-    eventually(refused)
+    until("a refusal", refused)
     with pytest.raises(WriterBusy):
         writer.close()
     thread.join()
@@ -268,7 +265,7 @@ def test_a_second_thread_is_refused(make_ring: MakeRing, bell: Doorbell) -> None
     parks = ring.stats().consumers[0].parks
     thread = threading.Thread(target=lambda: wait([consumer], 1.0))
     thread.start()
-    eventually(lambda: ring.stats().consumers[0].parks > parks)
+    until("the reader to park", lambda: ring.stats().consumers[0].parks > parks)
     with pytest.raises(ConsumerBusy):
         consumer.read()
     with pytest.raises(ConsumerBusy):
@@ -288,7 +285,7 @@ def test_ringing_by_hand_ends_a_wait(make_ring: MakeRing, bell: Doorbell) -> Non
 
     thread = threading.Thread(target=waiting)
     thread.start()
-    eventually(lambda: ring.stats().consumers[0].parks)
+    until("the reader to park", lambda: ring.stats().consumers[0].parks)
     bell.ring()
     thread.join()
     assert returned == [False]

@@ -128,7 +128,7 @@ def test_no_request_can_tell_which_steps_were_decoded_as_one(
     for route, heard in one_by_one.heard.items():
         assert outcome(joined.heard[route]) == outcome(heard)
     assert sorted(joined.failures) == sorted(one_by_one.failures)
-    for counter in ("tokens", "unknown", "doubled", "failed", "stopped", "ended"):
+    for counter in ("tokens", "stale_rows", "doubled", "failed", "stopped", "ended"):
         counted = [getattr(driver.decoder.statistics, counter) for driver in (joined, one_by_one)]
         assert counted[0] == counted[1], counter
     for route in one_by_one.heard:
@@ -174,7 +174,7 @@ def test_a_request_that_ends_makes_room_for_the_next_in_its_slot(table_of: Table
     driver.heard[slot_again] = Heard()
     frames = [driver.frame([(late, [65])]), driver.frame([(slot_again, [66]), (late, [67])])]
     assert driver.backlog(frames, NO_LIMIT).routes.tolist() == [slot_again]
-    assert driver.decoder.statistics.unknown == 2
+    assert driver.decoder.statistics.stale_rows == 2
 
 
 def test_who_searches_each_step_or_makes_the_text_elsewhere_does_not_join(

@@ -1,5 +1,6 @@
 """The shard loop on real rings: the order rule, routing, failing what it must, waiting for readers."""
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from outfeed.ring.frames import (
     Handover,
     Message,
     Restore,
+    Restored,
     Result,
     Tag,
     encode,
@@ -121,8 +123,28 @@ def test_unknown_and_forgotten_requests_are_dropped(make_rig: Callable[..., Rig]
     rig.push([(ROUTE, 0, [65]), (make_route(0, 0, 7, 2), 0, [66])])
     rig.shard.turn()
     assert rig.hear() == []
-    assert rig.shard.decoder.statistics.unknown == 2
+    assert rig.shard.decoder.statistics.stale_rows == 2
     assert rig.shard.decoder.live == 0
+
+
+def test_only_an_answer_to_its_own_take_over_counts(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """RESTORED frames come out of shared memory: those that nobody waits for say nothing and are not kept."""
+    rig = make_rig()
+
+    def restored(reader: int, epoch: int) -> None:
+        rig.controls[reader].write(Tag.RESTORED, encode(Restored(reader, 0, epoch)))
+
+    for epoch in range(1000):
+        restored(0, epoch)
+    rig.shard.turn()
+    restored(1, 4)
+    restored(1, 5)
+    with caplog.at_level(logging.ERROR):
+        rig.shard.take_over(5, lambda: [0, 1], limit_s=0.2)
+    assert "goes on without readers [0]" in caplog.text
+    assert rig.shard._restored == {1}
 
 
 def test_a_gap_fails_its_request_alone(make_rig: Callable[..., Rig]) -> None:

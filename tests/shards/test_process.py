@@ -6,22 +6,27 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from outfeed.ring import Doorbell
 from outfeed.ring.batch import Batch, decode_batch, encode_batch
-from outfeed.ring.board import InstanceConfig, Phase, Role, State
+from outfeed.ring.board import COUNTERS, InstanceConfig, Phase, Role, State
 from outfeed.ring.frames import DecodeOptions, Register, Tag, encode
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.ring.names import segment_name
 from outfeed.ring.route import make_route
-from outfeed.shards.shard import run_shard
+from outfeed.shards.decoder import DecoderStatistics
+from outfeed.shards.loop import ShardStatistics
+from outfeed.shards.shard import _Life, run_shard
 from outfeed.shards.supervisor import fork_child
 from outfeed.shards.table import TokenTable
+
+from tests.eventually import until
 
 NUMBERS = itertools.count()
 SHARDS = 2
@@ -55,18 +60,12 @@ def instance(
 def shards(instance: Instance) -> Iterator[list[int]]:
     pids = [fork_child(lambda number=number: run_shard(instance.name, number)) for number in range(SHARDS)]  # type: ignore[misc]
     for number in range(SHARDS):
-        until(lambda number=number: instance.board.row(Role.SHARD, number).state == State.RUNNING)  # type: ignore[misc]
+        row = instance.board.row(Role.SHARD, number)
+        until(f"shard {number} to run", lambda row=row: row.state == State.RUNNING)  # type: ignore[misc]
     yield pids
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-def until(ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not ready():
-        assert time.monotonic() < deadline, "not within a minute"
-        time.sleep(0.002)
 
 
 def test_rows_go_through_two_shards_each_its_own(instance: Instance, shards: list[int]) -> None:
@@ -92,10 +91,39 @@ def test_rows_go_through_two_shards_each_its_own(instance: Instance, shards: lis
             reader.release()
             return sum(batch.rows for batch in got) == 6
 
-        until(all_there)
+        until("all rows", all_there)
     assert sorted(route for batch in got for route in batch.routes.tolist()) == sorted(routes)
-    until(lambda: sum(row.get("tokens") for row in instance.board.rows(Role.SHARD)) == 6)
+    until(
+        "six tokens on the board",
+        lambda: sum(row.get("tokens") for row in instance.board.rows(Role.SHARD)) == 6,
+    )
     assert all(row.get("table") == 1 for row in instance.board.rows(Role.SHARD))
+
+
+def test_each_count_of_a_shard_is_on_the_board_under_its_own_name(instance: Instance) -> None:
+    row = instance.board.row(Role.SHARD, 0)
+    decoded = DecoderStatistics(rows=1, tokens=2, doubled=3, ended=4, stopped=5, stale_rows=14)
+    seen = ShardStatistics(
+        steps=6, controls=7, bad_frames=8, waits=9, wakes=10, errors=11, corrupt_lanes=15, no_reader=16
+    )
+    loop: Any = SimpleNamespace(statistics=seen, decoder=SimpleNamespace(statistics=decoded, live=12))
+    _Life(instance, row).report(loop)
+    assert {name: value for name in COUNTERS if (value := row.get(name))} == {
+        "frames": 13,
+        "rows": 1,
+        "tokens": 2,
+        "live": 12,
+        "ended": 4,
+        "stopped": 5,
+        "doubled_rows": 3,
+        "stale_rows": 14,
+        "errors": 11,
+        "bad_frames": 8,
+        "full": 9,
+        "wakes": 10,
+        "corrupt_lanes": 15,
+        "no_reader": 16,
+    }
 
 
 def test_a_further_shard_has_little_memory_of_its_own(shards: list[int]) -> None:
@@ -107,7 +135,7 @@ def test_a_further_shard_has_little_memory_of_its_own(shards: list[int]) -> None
 
 def test_a_shard_ends_with_its_instance(instance: Instance) -> None:
     pid = fork_child(lambda: run_shard(instance.name, 0))
-    until(lambda: instance.board.row(Role.SHARD, 0).state == State.RUNNING)
+    until("shard 0 to run", lambda: instance.board.row(Role.SHARD, 0).state == State.RUNNING)
     instance.board.phase = Phase.STOPPING
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert instance.board.row(Role.SHARD, 0).state == State.STOPPED
@@ -123,7 +151,7 @@ def test_a_shard_that_is_told_to_end_while_it_takes_over_ends_well(
     with Doorbell.create(instance.bell(Role.READER, 0)) as bell, instance.egress(0) as egress:
         reader = egress.consumer(0, bell)
         pid = fork_child(lambda: run_shard(instance.name, 0))
-        until(lambda: [tag for _, tag, _ in reader.read()] == [Tag.TAKEOVER])
+        until("its TAKEOVER", lambda: [tag for _, tag, _ in reader.read()] == [Tag.TAKEOVER])
         os.kill(pid, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert shard.state == State.STOPPED

@@ -73,6 +73,12 @@ def test_a_folder_means_the_file_in_it(tmp_path: Path, tokenizer_path: Callable[
     assert TokenTable.compile(tmp_path).meta.vocab == 5
 
 
+def test_python_packs_a_table_of_the_sizes_that_c_reads() -> None:
+    assert (table._HEADER.size, table._LONG_ENTRY.size) == (table.HEADER_BYTES, table.ENTRY_BYTES)
+    short = table._entry(b"x" * table.INLINE, False, 0, bytearray(), {})
+    assert (len(short), short[0]) == (table.ENTRY_BYTES, table.INLINE)
+
+
 # ---- the proof
 
 
@@ -87,7 +93,7 @@ def test_a_changed_table_is_found_out(
     ]
     for token in (known[0], known[len(known) // 2], known[-1]):
         wrong = bytearray(right.buffer)
-        entry = 64 + 16 * token
+        entry = table.HEADER_BYTES + table.ENTRY_BYTES * token
         wrong[entry : entry + 4] = bytes((1, table.KNOWN | table.CLEAN, 7, 0))
         fault = disagreement(TokenTable(bytes(wrong), right.meta), tokenizer)
         assert fault is not None

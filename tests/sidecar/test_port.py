@@ -1,6 +1,7 @@
 """The scheduler's port: what it receives, what it hands over, and what it refuses."""
 
 import mmap
+import time
 from array import array
 from collections.abc import Iterator
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from outfeed.ring import FrameTooLarge, LaneOwned, RingFull
 from outfeed.ring.batch import Batch, decode_batch
+from outfeed.ring.board import Role
+from outfeed.ring.families import Kind, flat_family
 from outfeed.ring.frames import (
     TAG_OF,
     Abort,
@@ -150,6 +153,42 @@ def test_a_full_ring_is_said_at_once_and_the_same_push_works_later(bench: Bench,
     port.push_tokens([A], ids, [1000], finishes={0: FinishReason.length(1)})
     firsts += [int(step.first[0]) for step in steps(bench)]
     assert firsts == [1000 * k for k in range(pushed + 1)]
+
+
+def test_a_step_that_found_no_room_is_not_counted_however_often_it_is_tried(
+    bench: Bench, port: SchedulerPort
+) -> None:
+    bench.send(generate(A), generate(B))
+    port.recv()
+    port.push_tokens([B], [1], finishes={0: FinishReason.length(1)})
+    while _pushed(port, list(range(1000))):
+        pass
+    logprobs = {Kind.OUTPUT_LOGPROBS: flat_family([(0, [-0.5], [7])])}
+    for families in (None, logprobs) * 3:
+        with pytest.raises(RingFull):
+            port.push_tokens([A, B], [0] * 1000, [1, 999], families=families)
+    assert port.stale_rows == 0
+    steps(bench)
+    bench.shard.release()
+    port.push_tokens([A, B], [0] * 1000, [1, 999], families=logprobs)
+    assert port.stale_rows == 1
+
+
+def test_whoever_looks_at_the_instance_sees_the_rows_that_came_too_late(
+    bench: Bench, port: SchedulerPort
+) -> None:
+    bench.send(generate(A))
+    port.recv()
+    port.push_tokens([A], [1], finishes={0: FinishReason.length(1)})
+    for _ in range(3):
+        port.push_tokens([A], [2])
+    assert port.stale_rows == 3
+    row = bench.instance.board.row(Role.SCHEDULER)
+    deadline = time.monotonic() + 60
+    while port.alive and row.get("stale_rows") < 3:  # shown with the heartbeat
+        assert time.monotonic() < deadline, "the board never showed them"
+        time.sleep(0.01)
+    assert (row.get("stale_rows"), row.get("rows")) == (3, 4)
 
 
 def test_a_step_larger_than_a_frame_is_refused_with_both_sizes(bench: Bench, port: SchedulerPort) -> None:

@@ -1,7 +1,10 @@
 """The replay scheduler: what it gives each request, and when it stops."""
 
+import subprocess
+import sys
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -172,3 +175,18 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 def test_an_empty_text_is_refused(port: SchedulerPort) -> None:
     with pytest.raises(ValueError, match="has no tokens"):
         Replay(port, np.empty(0, dtype=np.int32))
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}"], ids=["missing", "cut off", "no tokenizer"])
+def test_a_tokenizer_that_cannot_be_loaded_is_said_in_one_line(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "tokenizer.json"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    command = [sys.executable, "-m", "outfeed.sidecar.replay", "--instance", "t-none", "--text", __file__]
+    done = subprocess.run(
+        [*command, "--tokenizer", str(file)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"replay: cannot load the tokenizer {file}: ")
+    assert done.stderr.endswith("; give the instance's tokenizer.json\n")
+    assert done.stderr.count("\n") == 1

@@ -27,14 +27,14 @@ def table() -> RowTable:
 
 
 def test_first_counts_the_tokens_before_each_row(table: RowTable) -> None:
-    tokens, first, prompt = table.advance(u64(A, B), u32(1, 3))
+    tokens, first, prompt, _ = table.advance(u64(A, B), u32(1, 3))
     assert (tokens, first.tolist(), prompt.tolist()) == (4, [0, 0], [100, 7])
-    tokens, first, _ = table.advance(u64(B, A), u32(2, 1))
+    tokens, first, _, _ = table.advance(u64(B, A), u32(2, 1))
     assert (tokens, first.tolist()) == (3, [3, 1])
 
 
 def test_two_rows_of_one_request_in_one_step_follow_each_other(table: RowTable) -> None:
-    _, first, _ = table.advance(u64(A, A, A), u32(2, 0, 5))
+    _, first, _, _ = table.advance(u64(A, A, A), u32(2, 0, 5))
     assert first.tolist() == [0, 2, 2]
 
 
@@ -42,7 +42,7 @@ def test_a_retracted_step_can_be_pushed_again_unchanged(table: RowTable) -> None
     table.advance(u64(A), u32(4))
     table.advance(u64(A, B, A), u32(1, 2, 3))
     table.retract(u64(A, B, A), u32(1, 2, 3))
-    _, first, _ = table.advance(u64(A, B), u32(1, 1))
+    _, first, _, _ = table.advance(u64(A, B), u32(1, 1))
     assert first.tolist() == [4, 0]
 
 
@@ -68,15 +68,25 @@ def test_rows_of_an_ended_request_are_let_through_and_counted_as_stale(table: Ro
     table.advance(u64(A), u32(5))
     assert table.end(A)
     assert not table.end(A)
-    _, first, prompt = table.advance(u64(A, B), u32(1, 1))
-    assert (first.tolist(), prompt.tolist(), table.stale_rows) == ([0, 0], [0, 7], 1)
+    step = table.advance(u64(A, B), u32(1, 1))
+    assert (step.first.tolist(), step.prompt_tokens.tolist(), step.stale_rows) == ([0, 0], [0, 7], 1)
+    table.count(step)
+    assert (table.pushed, table.stale_rows) == ((1, 2, 2), 1)
+
+
+def test_a_step_that_is_taken_back_was_never_counted(table: RowTable) -> None:
+    assert table.end(A)
+    for _ in range(3):
+        table.advance(u64(A, B), u32(1, 1))
+        table.retract(u64(A, B), u32(1, 1))
+    assert (table.pushed, table.stale_rows) == ((0, 0, 0), 0)
 
 
 def test_a_late_row_cannot_touch_the_next_request_in_its_slot(table: RowTable) -> None:
     table.advance(u64(A), u32(5))
     heir = make_route(0, 0, 3, 2)
     table.open(heir, 11)
-    _, first, prompt = table.advance(u64(A, heir), u32(9, 1))
+    _, first, prompt, _ = table.advance(u64(A, heir), u32(9, 1))
     assert (first.tolist(), prompt.tolist()) == ([0, 0], [0, 11])
     assert table.advance(u64(heir), u32(1))[1].tolist() == [1]
 
@@ -97,6 +107,6 @@ def test_it_agrees_with_a_dictionary(steps: list[list[tuple[int, int]]]) -> None
         for route, count in step:
             expected.append(model[route])
             model[route] += count
-        tokens, first, _ = table.advance(u64(*(r for r, _ in step)), u32(*(c for _, c in step)))
+        tokens, first, _, _ = table.advance(u64(*(r for r, _ in step)), u32(*(c for _, c in step)))
         assert first.tolist() == expected
         assert tokens == sum(count for _, count in step)

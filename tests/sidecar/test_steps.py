@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import pickle
 import threading
 from array import array
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outfeed.ring import RingClosed, RingError, RingFull
 from outfeed.ring.batch import decode_batch
+from outfeed.ring.families import Kind, flat_family
 from outfeed.ring.frames import Generate
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
@@ -109,6 +111,26 @@ def test_columns_of_any_integer_type_carry_the_same_numbers(
     ((_, _, body),) = bench.shard.read()
     step = decode_batch(body)
     assert (step.routes.tolist(), step.ids.tolist(), step.counts.tolist()) == ([b, a], [-5, 300, 7], [2, 1])
+
+
+def test_columns_from_another_process_carry_families_too(bench: Bench, port: SchedulerPort) -> None:
+    """multiprocessing hands arrays over pickled: same numbers, but a dtype that is another object."""
+    a, b = receive(bench, port, 2)
+    given = np.array([b, a], "u8"), np.array([-5, 300, 7], "i4"), np.array([2, 1], "u4")
+    routes, ids, counts = pickle.loads(pickle.dumps(given))
+    assert ids.dtype is not given[1].dtype
+    logprobs = flat_family([(1, [-0.5], [7])])
+    for families in (None, {Kind.OUTPUT_LOGPROBS: logprobs}):
+        port.push_tokens(routes, ids, counts, families=families)
+        ((_, _, body),) = bench.shard.read()
+        step = decode_batch(body)
+        assert (step.routes.tolist(), step.ids.tolist(), step.counts.tolist()) == (
+            [b, a],
+            [-5, 300, 7],
+            [2, 1],
+        )
+        assert bool(step.families) == (families is not None)
+        bench.shard.release()
 
 
 def test_a_second_thread_is_refused_and_disturbs_nothing(bench: Bench, port: SchedulerPort) -> None:

@@ -59,7 +59,7 @@ def test_several_rows_of_a_request_in_one_frame_come_in_order() -> None:
     assert (done.event.text, done.event.ids.tolist()) == ("a0a1a2", [0, 1, 2])
     assert len(waiting(b)) == 1
     statistics = front.reader.statistics()
-    assert (statistics.doubled, statistics.late, front.aborts) == (1, 1, [])
+    assert (statistics.doubled, statistics.stale_rows, front.aborts) == (1, 1, [])
 
 
 def test_a_double_is_dropped() -> None:
@@ -85,7 +85,7 @@ def test_a_gap_fails_the_request_and_aborts_it_once(first: int) -> None:
     assert f"from token {first} on came where one from 0 on was expected" in error.message
     assert front.aborts == [(A, f"rid-{A}", "gap")]
     assert front.ends == [A]
-    assert front.reader.statistics().late == 2
+    assert front.reader.statistics().stale_rows == 2
 
 
 def test_a_row_that_overlaps_is_a_gap_too() -> None:
@@ -102,7 +102,7 @@ def test_late_rows_of_an_ended_request_are_counted_and_dropped() -> None:
     a = front.open(A)
     front.arrive(step(row(A, 0, "x", END)), step(row(A, 1)), step(row(A, 1)))
     assert len(waiting(a)) == 1
-    assert front.reader.statistics().late == 2
+    assert front.reader.statistics().stale_rows == 2
     assert front.aborts == []
     assert front.ends == [A]
 
@@ -125,7 +125,7 @@ def test_a_ghost_is_aborted_once() -> None:
     front.open(A)
     front.arrive(step(row(C, 5)), step(row(C, 6)), step(row(C, 7)))
     assert front.aborts == [(C, "", "unknown route")]
-    assert front.reader.statistics().late == 3
+    assert front.reader.statistics().stale_rows == 3
 
 
 def test_another_readers_ghost_is_not_ours_to_abort() -> None:
@@ -149,7 +149,7 @@ def test_a_slow_client_is_cut_off_and_aborted_once() -> None:
     assert "the client reads too slowly" in error.message
     assert front.aborts == [(A, f"rid-{A}", "sink full")]
     assert front.ends == [A]
-    assert front.reader.statistics().late == 5
+    assert front.reader.statistics().stale_rows == 5
 
 
 def test_a_vanished_client_is_aborted_before_its_next_row() -> None:
@@ -239,6 +239,17 @@ def test_an_error_aborts_only_what_may_still_run(running: bool) -> None:
     assert error == Error(503, "gone", "no scheduler")
     assert front.aborts == ([(A, f"rid-{A}", "gone")] if running else [])
     assert front.ends == [A]
+
+
+def test_messages_of_an_ended_request_are_counted_apart_from_its_rows() -> None:
+    front = Front()
+    a = front.open(A)
+    front.arrive(step(row(A, 0, "x", END)), step(row(A, 1)))
+    front.arrive(encode(Result(A, b"answer")), tag=Tag.RESULT)
+    front.arrive(encode(ErrorFrame(A, 503, "gone", "no scheduler")), tag=Tag.ERROR)
+    assert len(waiting(a)) == 1
+    statistics = front.reader.statistics()
+    assert (statistics.stale_rows, statistics.stale_messages, front.aborts) == (1, 2, [])
 
 
 def test_order_between_kinds_is_kept() -> None:

@@ -10,11 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../check.h"
-
-#define PREFIX_BYTES 16
-#define ROW_BYTES 20 /* of the core columns beside the ids */
-#define COUNTS_AT 12 /* per row: what stands before the counts */
+#include "../batch.h"
 
 static uint32_t u32_at(const uint8_t *column, Py_ssize_t row) {
     uint32_t value;
@@ -41,11 +37,11 @@ static Py_ssize_t inside_character(const uint8_t *text, Py_ssize_t size, const u
 
 /* Whether the columns lie in the body, the core ones at `data` and, unless `text_at` is -1, the text's there. */
 static int fits(Py_ssize_t size, Py_ssize_t rows, Py_ssize_t data, Py_ssize_t text_at, Py_ssize_t text_bytes) {
-    if (rows < 0 || rows > PY_SSIZE_T_MAX / 64 || data < PREFIX_BYTES || data > size) return 0;
-    if (ROW_BYTES * rows > size - data) return 0;
+    if (rows < 0 || rows > PY_SSIZE_T_MAX / 64 || data < BATCH_PREFIX || data > size) return 0;
+    if (BATCH_ROW * rows > size - data) return 0;
     if (text_at < 0) return text_at == -1;
-    return text_at <= size && text_bytes >= 0 && 8 * rows <= size - text_at &&
-           text_bytes <= size - text_at - 8 * rows;
+    return text_at <= size && text_bytes >= 0 && BATCH_EGRESS_ROW * rows <= size - text_at &&
+           text_bytes <= size - text_at - BATCH_EGRESS_ROW * rows;
 }
 
 static PyObject *probe(PyObject *module, PyObject *args) {
@@ -60,13 +56,14 @@ static PyObject *probe(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "probe: the columns do not lie in the body");
         return NULL;
     }
-    uint64_t counts = sum_of(body + data + COUNTS_AT * rows, rows), lens = 0;
+    uint64_t counts = sum_of(body + data + BATCH_COUNTS * rows, rows), lens = 0;
     if (text_at >= 0) {
-        const uint8_t *column = body + text_at + 4 * rows;
+        const uint8_t *column = body + text_at + BATCH_TEXT_LENS * rows;
+        const uint8_t *text = body + text_at + BATCH_EGRESS_ROW * rows;
         lens = sum_of(column, rows);
-        inside = inside_character(column + 4 * rows, text_bytes, column, rows);
+        inside = inside_character(text, text_bytes, column, rows);
     }
-    uint64_t check = outfeed_check_bytes(body + PREFIX_BYTES, (size_t)(size - PREFIX_BYTES), header_len);
+    uint64_t check = batch_check(body, (size_t)size, header_len);
     return Py_BuildValue("KKnK", (unsigned long long)counts, (unsigned long long)lens, inside,
                          (unsigned long long)check);
 }
@@ -82,7 +79,23 @@ static PyMethodDef body_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot body_slots[] = {{0, NULL}};
+/* The layout's numbers, so that Python has them from batch.h and not by hand. */
+static int body_exec(PyObject *module) {
+    static const struct {
+        const char *name;
+        long value;
+    } numbers[] = {
+        {"VERSION", BATCH_VERSION},       {"PREFIX_BYTES", BATCH_PREFIX},
+        {"FIRST_AT", BATCH_FIRST},        {"COUNTS_AT", BATCH_COUNTS},
+        {"PROMPT_TOKENS_AT", BATCH_PROMPTS}, {"ROW_BYTES", BATCH_ROW},
+        {"TEXT_LENS_AT", BATCH_TEXT_LENS}, {"EGRESS_ROW_BYTES", BATCH_EGRESS_ROW},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].value) != 0) return -1;
+    return 0;
+}
+
+static PyModuleDef_Slot body_slots[] = {{Py_mod_exec, body_exec}, {0, NULL}};
 
 static struct PyModuleDef body_module = {
     PyModuleDef_HEAD_INIT, "_body", "What every element of a body is looked at for.", 0, body_methods, body_slots,

@@ -1,4 +1,4 @@
-/* The two calls made once per frame and once per batch, as methods: outfeed.ring._fast.
+/* The calls made once per frame, once per batch of frames or once per turn, as methods: outfeed.ring._fast.
  *
  * cffi carries the rest of the C core well, but takes about 300 ns to turn one Python buffer into a pointer,
  * and a decode step is ten of them. This file knows Python and nothing of the ring: it gets the core's
@@ -13,14 +13,13 @@
 #include <Python.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <time.h>
 
 #include "../api.h"
+#include "../clock.h"
 
 #define COPY_WITHOUT_GIL 65536
 #define FEW_PARTS 16
 #define MOST_WAITED_ON 256
-#define LONGEST_TIMEOUT_S 3600.0
 
 typedef int (*write_call)(lane_writer *, int, const part *, uint32_t, int64_t);
 typedef int (*read_call)(lane_reader *, uint32_t, const uint64_t *, const frames *);
@@ -63,17 +62,11 @@ static int gather_one(gathered *g, Py_ssize_t i, PyObject *object) {
     return 0;
 }
 
-static int64_t monotonic_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* A waiting write, taken up again after each signal whose handler raised nothing; -100 when one did. */
 enum { RAISED = -100 };
 
 static int write_waiting(Writer *self, int tag, const gathered *g, Py_ssize_t count, int64_t timeout) {
-    int64_t deadline = monotonic_ns() + timeout;
+    int64_t deadline = now_ns() + timeout;
     for (;;) {
         int code;
         Py_BEGIN_ALLOW_THREADS;
@@ -81,7 +74,7 @@ static int write_waiting(Writer *self, int tag, const gathered *g, Py_ssize_t co
         Py_END_ALLOW_THREADS;
         if (code != RING_INTERRUPTED) return code;
         if (PyErr_CheckSignals() != 0) return RAISED;
-        timeout = deadline - monotonic_ns();
+        timeout = deadline - now_ns();
         if (timeout < 0) timeout = 0;
     }
 }
@@ -97,8 +90,9 @@ static int parse_timeout(PyObject *const *kwargs, PyObject *kwnames, double *tim
         }
         *timeout = PyFloat_AsDouble(kwargs[i]);
         if (*timeout == -1.0 && PyErr_Occurred()) return -1;
-        if (!(*timeout >= 0.0 && *timeout <= LONGEST_TIMEOUT_S)) {
-            PyErr_Format(PyExc_ValueError, "timeout %R: expected 0 to 3600 seconds", kwargs[i]);
+        if (!(*timeout >= 0.0 && *timeout <= RING_LONGEST_TIMEOUT_S)) {
+            PyErr_Format(PyExc_ValueError, "timeout %R: expected 0 to %d seconds", kwargs[i],
+                         RING_LONGEST_TIMEOUT_S);
             return -1;
         }
     }
@@ -334,7 +328,7 @@ static int any_pending(const Reader *self, lane_reader *const *handles, Py_ssize
 /* Wait, taken up again after each signal whose handler raised nothing. */
 static int wait_for(Reader *self, lane_reader *const *handles, Py_ssize_t count, int64_t timeout) {
     if (any_pending(self, handles, count)) return 1;
-    int64_t deadline = monotonic_ns() + timeout;
+    int64_t deadline = now_ns() + timeout;
     for (;;) {
         int code;
         Py_BEGIN_ALLOW_THREADS;
@@ -342,7 +336,7 @@ static int wait_for(Reader *self, lane_reader *const *handles, Py_ssize_t count,
         Py_END_ALLOW_THREADS;
         if (code != RING_INTERRUPTED) return code;
         if (PyErr_CheckSignals() != 0) return RAISED;
-        timeout = deadline - monotonic_ns();
+        timeout = deadline - now_ns();
         if (timeout < 0) timeout = 0;
     }
 }
@@ -353,8 +347,8 @@ static PyObject *Reader_wait(PyObject *object, PyObject *args) {
     PyObject *consumers;
     double timeout;
     if (!PyArg_ParseTuple(args, "Od", &consumers, &timeout)) return NULL;
-    if (!(timeout >= 0.0 && timeout <= LONGEST_TIMEOUT_S))
-        return PyErr_Format(PyExc_ValueError, "timeout: expected 0 to 3600 seconds");
+    if (!(timeout >= 0.0 && timeout <= RING_LONGEST_TIMEOUT_S))
+        return PyErr_Format(PyExc_ValueError, "timeout: expected 0 to %d seconds", RING_LONGEST_TIMEOUT_S);
     Py_ssize_t count = PySequence_Size(consumers);
     if (count < 0) return NULL;
     if (count < 1 || count > MOST_WAITED_ON)

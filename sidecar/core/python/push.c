@@ -14,18 +14,16 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
 
 #include "../../../ring/core/api.h"
+#include "../../../ring/core/clock.h"
 #include "../api.h"
 
 #define COPY_WITHOUT_GIL 65536
-#define LONGEST_TIMEOUT_S 3600.0
-#define MAX_ROWS 65536
 #define MAX_TOKENS (1 << 28)
 
-/* Beside the codes of the ring and the table. */
-enum { ANOTHER_TYPE = -40, ROWS = -41, COUNTS = -42, RAISED = -43 };
+/* Beside the codes of the ring and of api.h: nothing is refused yet, or an exception is set. */
+enum { ANOTHER_TYPE = -40, RAISED = -43 };
 
 typedef int (*reserve_call)(lane_writer *, uint64_t, int64_t, uint64_t *);
 typedef int (*commit_call)(lane_writer *, int, uint64_t);
@@ -46,12 +44,6 @@ typedef struct {
     int tag;
     int bound;
 } Pusher;
-
-static int64_t monotonic_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* ── Columns ────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -89,7 +81,7 @@ static int64_t write_step(Pusher *self, const outfeed_decode_step *step, uint64_
 
 /* Taken up again after each signal whose handler raised nothing. */
 static int64_t write_waiting(Pusher *self, const outfeed_decode_step *step, uint64_t size, int64_t timeout) {
-    int64_t deadline = monotonic_ns() + timeout;
+    int64_t deadline = now_ns() + timeout;
     for (;;) {
         int64_t code;
         Py_BEGIN_ALLOW_THREADS;
@@ -97,7 +89,7 @@ static int64_t write_waiting(Pusher *self, const outfeed_decode_step *step, uint
         Py_END_ALLOW_THREADS;
         if (code != RING_INTERRUPTED) return code;
         if (PyErr_CheckSignals() != 0) return RAISED;
-        timeout = deadline - monotonic_ns();
+        timeout = deadline - now_ns();
         if (timeout < 0) timeout = 0;
     }
 }
@@ -105,8 +97,8 @@ static int64_t write_waiting(Pusher *self, const outfeed_decode_step *step, uint
 static int64_t push_columns(Pusher *self, outfeed_decode_step *step, const Py_buffer *routes, const Py_buffer *counts,
                             const Py_buffer *ids, double timeout, uint64_t *size) {
     Py_ssize_t rows = routes->len / 8, tokens = ids->len / 4;
-    if (rows < 1 || rows > MAX_ROWS) return ROWS;
-    if (counts != NULL && counts->len / 4 != rows) return COUNTS;
+    if (rows < 1 || rows > OUTFEED_MAX_ROWS) return OUTFEED_ROWS;
+    if (counts != NULL && counts->len / 4 != rows) return OUTFEED_COUNTS;
     if (tokens > MAX_TOKENS) return OUTFEED_TOKENS;
     step->routes = routes->buf;
     step->counts = counts ? counts->buf : NULL;
@@ -143,11 +135,12 @@ static PyObject *Pusher_push(PyObject *object, PyObject *const *args, Py_ssize_t
     }
     double timeout = PyFloat_AsDouble(args[4]);
     if (timeout == -1.0 && PyErr_Occurred()) return NULL;
-    if (!(timeout >= 0.0 && timeout <= LONGEST_TIMEOUT_S))
-        return PyErr_Format(PyExc_ValueError, "timeout %R: expected 0 to 3600 seconds", args[4]);
+    if (!(timeout >= 0.0 && timeout <= RING_LONGEST_TIMEOUT_S))
+        return PyErr_Format(PyExc_ValueError, "timeout %R: expected 0 to %d seconds", args[4],
+                            RING_LONGEST_TIMEOUT_S);
     if (!self->bound) return PyErr_Format(PyExc_RuntimeError, "push: not bound to a lane");
     outfeed_decode_step step = {
-        .stamp_ns = (uint64_t)monotonic_ns(),
+        .stamp_ns = (uint64_t)now_ns(),
         .endings = (const uint8_t *)PyBytes_AsString(args[3]),
         .endings_len = (uint32_t)PyBytes_Size(args[3]),
     };

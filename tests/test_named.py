@@ -1,0 +1,63 @@
+"""`./scripts/bench` and `./scripts/stress`: one runs by its name, wherever the name stands."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+COMMANDS = {"bench": "benches", "stress": "stresses"}
+
+
+def run(command: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, SCRIPTS / f"{command}.py", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def names(command: str) -> list[str]:
+    """The modules that have a `run`, as the command has to list them."""
+    paths = (SCRIPTS / COMMANDS[command]).glob("*.py")
+    return sorted(path.stem for path in paths if "\ndef run(" in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]], ids=["no name", "help"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_a_name_all_are_listed(command: str, words: list[str]) -> None:
+    done = run(command, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    listed = done.stdout.partition("names:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed] == names(command)
+    assert all(len(line.split()) > 3 for line in listed)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_name_says_which_there_are(command: str) -> None:
+    done = run(command, "--json", "nonsense")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{command}: no 'nonsense'; there are: {', '.join(names(command))}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_option_is_said(command: str) -> None:
+    done = run(command, "--nonsense")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --nonsense" in done.stderr
+
+
+def test_a_name_may_come_after_the_options() -> None:
+    done = run("stress", "--seconds", "0.2", "--json", "batch")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ok"] is True
+
+
+def test_a_stress_has_options_of_its_own() -> None:
+    done = run("stress", "--objects", "7", "sampling", "--help")
+    assert done.returncode == 0
+    assert "--objects" in done.stdout

@@ -1,0 +1,65 @@
+"""The package as installed: its version, its commands, and that each dependency is accounted for."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import outfeed
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = ("outfeed-gateway", "outfeed-launch", "outfeed-replay")
+
+
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+def test_the_installed_version_is_the_packages() -> None:
+    assert importlib.metadata.version("outfeed") == outfeed.__version__
+
+
+def test_installing_brings_the_commands() -> None:
+    points = importlib.metadata.distribution("outfeed").entry_points.select(group="console_scripts")
+    assert sorted(point.name for point in points) == sorted(COMMANDS)
+    for point in points:
+        assert callable(point.load())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_installed_command_runs(command: str) -> None:
+    path = Path(sysconfig.get_path("scripts")) / command
+    done = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--instance" in done.stdout
+
+
+def test_a_gateway_without_its_extra_says_what_to_install() -> None:
+    hide = "import sys; sys.modules['uvloop'] = None; "
+    code = hide + "from outfeed.gateway import __main__; sys.exit(__main__.main([]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("gateway: uvloop is missing: install outfeed with its extra `gateway`")
+
+
+def test_the_readme_names_each_installed_command() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in project()["scripts"]:
+        assert f"| `{command}` |" in readme
+
+
+def test_each_dependency_has_its_reason() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    extras = project()["optional-dependencies"].values()
+    for need in [*project()["dependencies"], *(need for extra in extras for need in extra)]:
+        name = re.split(r"[>\[]", need)[0]
+        if name != "outfeed":
+            assert f"`{name}`" in page, f"docs/dependencies.md does not say why {name} is needed"
