@@ -133,6 +133,8 @@ class FrontBackend:
             return "the instance is gone or stopping"
         if front.board.phase != Phase.RUNNING:
             return f"the instance is {front.board.phase.name.lower()}"
+        if (why := front.trouble()) is not None:
+            return why
         for role, what in ((Role.SHARD, "detokenizer shard"), (Role.SCHEDULER, "scheduler")):
             for row in front.board.rows(role):
                 if (why := row.trouble()) is not None:

@@ -24,6 +24,7 @@ from ..ring import Doorbell, RingStats, wait
 from ..ring.board import Board, InstanceConfig, Phase, Role, State
 from ..ring.instance import Instance
 from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
+from .lanes import LaneWatch
 from .restoring import Restoring
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,9 @@ IDLE_S: Final = 0.5
 LOOK_S: Final = 0.02
 """For how long a scheduler that was found alive is taken to be."""
 RETRY_S: Final = 0.02
-"""How soon a frame that found its ring full is tried again."""
+"""How soon a frame that found its ring full is tried again, or a turn that failed."""
+FAILING_S: Final = 1.0
+"""For how long the reader's thread may fail, turn after turn, until its requests are ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ class Front:
             "egress": instance.egress(reader),
             "step": instance.step(),
         }
+        self._lanes = LaneWatch(self._rings, reader)
         self._consumer = self._rings["egress"].consumer(0, self._bell)
         control = self._rings["control"].writer(reader)
         request = self._rings["request"].writer(reader)
@@ -157,12 +161,14 @@ class Front:
             row.index: row.owner for row in instance.board.rows(Role.SCHEDULER) if row.serving
         }
         self._gone = False
+        self._failing_since: float | None = None
+        self._failing: str | None = None
         self._tokenize = Tokenize(model)
         self._stop = threading.Event()
         self._looking = threading.Lock()
         self._ticked = 0.0
         if self._row.owner is not None:
-            self._row.epoch += 1
+            self._row.count_replacement()
         self._row.claim(State.RUNNING)
         self._thread = threading.Thread(target=self._run, name="outfeed-reader", daemon=True)
         self._thread.start()
@@ -254,7 +260,14 @@ class Front:
                 if isinstance(answer, str):
                     sick.setdefault((Role.SHARD, shard), answer)
         times = [None if isinstance(answer, str) else round((answer - began) * 1e3, 3) for answer in answers]
-        return Health(not sick, [f"{role} {index}: {why}" for (role, index), why in sick.items()], times)
+        parts = self._own_troubles() + [f"{role} {index}: {why}" for (role, index), why in sick.items()]
+        return Health(not parts, parts, times)
+
+    def _own_troubles(self) -> list[str]:
+        """Name what is wrong with this gateway itself, and the lanes that it found corrupt."""
+        why = self.trouble()
+        lost = [f"lane: {lane}" for lane in self._lanes.lost if lane != why]
+        return lost if why is None else [f"gateway: {why}", *lost]
 
     async def _ask(self, shard: int, timeout: float) -> float | str:
         """Return when a shard's answer came, or why none did."""
@@ -267,6 +280,10 @@ class Front:
         except Refused as refusal:
             return refusal.message
         return time.monotonic() if isinstance(item, Control) else f"answered {item}"
+
+    def trouble(self) -> str | None:
+        """Say why this gateway itself cannot serve, whatever the other processes do; None when it can."""
+        return self._failing or self._lanes.fatal
 
     def abort(self, rid: str) -> bool:
         """Abort the live request that has this rid. False when none of this gateway's has."""
@@ -319,12 +336,15 @@ class Front:
         sender, source = open_sink(self._sink_bytes)
         self.reader.register(ticket.route, ticket.rid, sender)
         try:
+            # Again: who ended the live requests since the door has not ended this one.
+            self._must_serve()
             if operation is None:
                 self.ingress.submit(ticket)
             else:
                 self.ingress.submit_control(ticket, *operation)
         except BaseException:
             self.reader.unregister(ticket.route)
+            self.ingress.end(ticket.route)
             raise
         return Stream(ticket, source)
 
@@ -332,6 +352,8 @@ class Front:
         """Refuse at the door what nobody would answer."""
         if not self.instance.alive:
             raise Unavailable("the instance is gone or stopping; send the request again when it is back")
+        if (why := self.trouble()) is not None:
+            raise Unavailable(f"{why}; try another")
         if self.board.phase == Phase.DRAINING:
             raise Unavailable(
                 "the server is draining: it finishes what runs and takes nothing new; try another"
@@ -344,9 +366,29 @@ class Front:
             raise Unavailable("no scheduler is attached to the instance; send the request again soon")
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            self._turn()
-        self._turn()
+        """Turn until told to stop, and once more. No fault ends the thread: every stream hangs on it."""
+        last = False
+        while not last:
+            last = self._stop.is_set()
+            try:
+                self._turn()
+            except Exception as error:
+                log.exception("a turn of the reader's thread failed")
+                self._turn_failed(error)
+            else:
+                self._failing_since = self._failing = None
+
+    def _turn_failed(self, error: Exception) -> None:
+        """Try again soon. When it goes on failing, end what is live and take nothing until it works."""
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        if self._failing is None and now - self._failing_since > FAILING_S:
+            self._failing = f"the gateway's reader fails: {error!r}"
+            self.reader.fail(
+                Error(500, "reader_failed", "the gateway cannot read its answers"), abort="reader failed"
+            )
+        self._stop.wait(RETRY_S)
 
     def _turn(self) -> None:
         drained = self.reader.drain()
@@ -390,9 +432,19 @@ class Front:
                 )
             self._gone = gone
 
+    def _look_at_lanes(self) -> None:
+        """End what is live when a lane is found corrupt: whose frames are lost with it, nobody knows."""
+        for lost in self._lanes.look():
+            log.error("%s: what is live here ends", lost)
+            self.reader.fail(
+                Error(500, "corrupt_lane", f"{lost}; the request may have been lost with it"),
+                abort="corrupt lane",
+            )
+
     def _tick(self) -> None:
         """Look around, and show this gateway on the board."""
         self._look()
+        self._look_at_lanes()
         seen = self.reader.statistics()
         row = self._row
         for name, value in (

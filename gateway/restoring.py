@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ..ingress.register import Ingress
-from ..ring.errors import FrameTooLarge, RingError
+from ..ring.errors import CorruptLane, FrameTooLarge, RingError
 from ..sink.reader import Progress
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,9 @@ class Restoring:
                     left.popleft()
                 self._ingress.restored(shard, epoch)
                 self._waiting.popleft()
+        except CorruptLane as error:  # the new shard finds it lost, too, and does not wait for this gateway
+            log.error("handover given up: %s", error)
+            self._waiting.clear()
         except RingError as error:
             log.debug("handover goes on in a moment: %s", error)
             return False

@@ -11,6 +11,7 @@ at an instance (another process of it, `top`, a health check) reads the rows and
     row     u64 owner │ u64 heartbeat (CLOCK_MONOTONIC ns) │ u64 state │ u64 epoch │ u64 counters[28]
 
 Every u64 is aligned and written with one store, so a reader sees the old or the new value, never a mix.
+Any word may have been scribbled over: what is added to one wraps at 2^64, what is read is only a number.
 The board must not know what a row's counters mean to its owner beyond their names.
 """
 
@@ -44,6 +45,7 @@ _CONFIG_AT: Final = 4096
 _ROWS_AT: Final = 65536
 _ROW_WORDS: Final = 32
 _COUNTERS_AT: Final = 4
+_WORD: Final = (1 << 64) - 1
 
 COUNTERS: Final = (
     "frames",  # frames handled
@@ -193,17 +195,18 @@ class BoardRow:
         """How many times the process in this row has been replaced."""
         return int(self._words[self._base + 3])
 
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._words[self._base + 3] = epoch
+    def count_replacement(self) -> None:
+        """Note that another process takes the place of the one in this row. The epoch is never 0 again."""
+        self._words[self._base + 3] = (self.epoch + 1) & _WORD or 1
 
     def count(self, name: str, more: int = 1) -> None:
         """Add `more` to the counter `name` (one of COUNTERS)."""
-        self._words[self._base + _COUNTERS_AT + COUNTERS.index(name)] += more
+        at = self._base + _COUNTERS_AT + COUNTERS.index(name)
+        self._words[at] = (self._words[at] + more) & _WORD
 
     def put(self, name: str, value: int) -> None:
         """Set the counter `name` (one of COUNTERS) to `value`."""
-        self._words[self._base + _COUNTERS_AT + COUNTERS.index(name)] = value
+        self._words[self._base + _COUNTERS_AT + COUNTERS.index(name)] = value & _WORD
 
     def get(self, name: str) -> int:
         """Read the counter `name` (one of COUNTERS)."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from .route import MAX_READERS, MAX_SHARDS
+from .route import MAX_READERS, MAX_SHARDS, reader_of
 
 # What a lane's `write` takes as a part: anything contiguous.
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
@@ -242,6 +242,19 @@ def decode(tag: int, body: bytes | memoryview) -> Message | Handover:
     if fault is not None:
         raise BadFrame(f"{Tag(tag).name} frame of {len(body)} bytes: {fault}", _named(body))
     return message
+
+
+def check_reader(message: Message | Handover, lane: int) -> None:
+    """Check that a message names the reader on whose lane it came: a wrong one must not cost another reader.
+
+    Raises BadFrame, which names no request.
+    """
+    reader = message.reader if isinstance(message, Restored | Attach) else None
+    if not isinstance(message, Handover):
+        reader = reader_of(message.route)
+    if reader is not None and reader != lane:
+        name = TAG_OF[type(message)].name
+        raise BadFrame(f"a {name} frame on the lane of reader {lane} names reader {reader}")
 
 
 def join(parts: Sequence[Buffer]) -> bytes:

@@ -26,6 +26,16 @@ def _state_and_start(pid: int) -> tuple[str, int] | None:
     return fields[0].decode(), int(fields[19])
 
 
+def _has_process(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """A process: its pid and its start time in clock ticks since boot. Pids are this pid namespace's."""
@@ -63,6 +73,13 @@ class Owner:
         return self.pid << _START_BITS | self.start
 
     def alive(self) -> bool:
-        """Whether this very process still runs. A zombie does not: it will never write again."""
-        found = _state_and_start(self.pid)
+        """Whether this very process still runs. A zombie does not: it will never write again.
+
+        When no file can be opened (this process's limit, or the machine's), a signal tells at least whether a
+        process has the pid: so a dead one may seem to live until files can be opened, never the reverse.
+        """
+        try:
+            found = _state_and_start(self.pid)
+        except OSError:
+            return _has_process(self.pid)
         return found is not None and found[0] not in _DEAD_STATES and found[1] == self.start

@@ -212,6 +212,13 @@ class Ring:
             consumers=tuple(self._consumer_stats(index) for index in range(self.consumers)),
         )
 
+    def quarantined(self, lane: int) -> int | None:
+        """Return the position at which `lane` was found corrupt, by whoever looked; None when it is sound."""
+        self._open()
+        if not 0 <= lane < self.lanes:
+            raise IndexError(f"ring {self.name!r} has lanes 0 to {self.lanes - 1}, not {lane}")
+        return self._lane_stats(lane).quarantined
+
     def _lane_stats(self, lane: int) -> LaneStats:
         out = ffi.new("lane_stats *")
         lib.ring_lane_stats(self._ring, lane, out)

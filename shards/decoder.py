@@ -114,8 +114,12 @@ class Decoder:
 
     def knows(self, route: int) -> bool:
         """Whether this request is registered here and has not ended."""
+        return self.came(route) is not None
+
+    def came(self, route: int) -> int | None:
+        """Return how many tokens of a request have come; None when it is not known, or has ended."""
         look = self._kernel.look(route)
-        return look is not None and not look.ended
+        return None if look is None or look.ended else look.expected
 
     def end(self, route: int) -> None:
         """Let nothing more come out of a request; its registration stays until it is forgotten."""

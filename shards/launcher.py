@@ -147,7 +147,13 @@ class Launcher:
                 print(f"launch: {error}", file=sys.stderr)
                 sys.exit(EXIT_USAGE)
 
-        status = os.waitstatus_to_exitcode(os.waitpid(fork_child(load), 0)[1])
+        try:
+            pid = fork_child(load)
+        except OSError as error:
+            raise LaunchError(
+                f"not started: no process for the tokenizer could be forked ({error})"
+            ) from error
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status < 0:
             how = signal.strsignal(-status)
             raise LaunchError(f"not started: the process that compiled the tokenizer was killed ({how})")

@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import msgspec
+
 from ..ring.batch import BadBatch, Batch, Checked, as_batch, check_batch, join_steps
 from ..ring.consumer import Consumer, Frame, wait
 from ..ring.errors import CorruptLane, FrameTooLarge, RingFull
@@ -30,10 +32,12 @@ from ..ring.frames import (
     Result,
     Tag,
     Takeover,
+    check_reader,
     decode,
     encode,
 )
 from ..ring.route import format_route, reader_of, shard_of
+from ..ring.suspects import Suspects
 from ..ring.writer import LaneWriter
 from .decoded import Decoded, halves
 from .decoded import encode as encode_rows
@@ -52,6 +56,11 @@ JOINED = 1 << 12
 JOINED_BYTES = 16
 # A request's rows in them become one row of at most this part of a frame.
 MERGED_SHARE = 4
+# The most bytes of an ERROR's message and of its type, and what the frame takes besides the message. The
+# smallest lane takes frames of 1 KiB.
+MESSAGE_BYTES = 2048
+TYPE_BYTES = 64
+ERROR_BYTES = 128
 # Longest sleep and longest wait for a reader's room; the heartbeat goes on between two of them.
 WAIT_S = 0.25
 RESTORE_WAIT_S = 0.05
@@ -72,7 +81,7 @@ class ShardStatistics:
     """Of these, those that named no request of this shard."""
     corrupt_lanes: int = 0
     no_reader: int = 0
-    """Frames for a reader that has no ring, or whose process died with a full one; dropped."""
+    """Frames for a reader that has no lane or a corrupt one, or that died with a full one; dropped."""
     waits: int = 0
     """Times a reader's ring was full."""
     wakes: int = 0
@@ -111,9 +120,15 @@ class Shard:
         self._egress = egress
         self._reader = 0
         self._writers: dict[int, LaneWriter] = {}
+        self._cut_off: set[int] = set()  # readers whose egress lane is corrupt
+        self._mute: set[int] = set()  # readers whose control lane is
         self._awaited: int | None = None  # while this shard takes over: its epoch
         self._restored: set[int] = set()  # readers that have answered it
         self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
+        self._suspects = Suspects(
+            lambda: (route for routes in self._routes.values() for route in routes),
+            lambda route: self.decoder.came(route),
+        )
         self._lives = lives
         self._beat = beat
         self._stopping = stopping
@@ -134,14 +149,14 @@ class Shard:
 
         To be called before the first turn. `readers()` names the readers that live now; one that dies
         meanwhile is not waited for, nor is one that says nothing for `limit_s` seconds: its requests then
-        end by the gap that it sees.
+        end by the gap that it sees. Raises Stopped.
         """
         self._awaited = epoch
         asked = list(readers())
         for reader in asked:
             self._write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
         deadline = time.monotonic() + limit_s
-        while missing := (set(asked) & set(readers())) - self._restored:
+        while missing := self._missing(set(asked) & set(readers())):
             if time.monotonic() > deadline:
                 log.error(
                     "shard %d goes on without readers %s: no RESTORED within %.1f s",
@@ -156,6 +171,10 @@ class Shard:
             if not self._drain_control():
                 wait([self._control], RESTORE_WAIT_S)
 
+    def _missing(self, readers: set[int]) -> set[int]:
+        """Return which of them have yet to say RESTORED, and can."""
+        return readers - self._restored - self._cut_off - self._mute
+
     def turn(self) -> bool:
         """Handle what is there now; whether there was anything."""
         upto = self._steps.tails()
@@ -165,6 +184,10 @@ class Shard:
             self._steps.release()
             busy = True
             self._beat()
+        for route in self._suspects.silent(time.monotonic()) if self._suspects.any else ():
+            self._fail(
+                route, 500, "row_lost", "no row has come since a damaged frame, which may have held its last"
+            )
         return busy
 
     def _read(
@@ -176,22 +199,27 @@ class Shard:
             except CorruptLane as error:
                 self.statistics.corrupt_lanes += 1
                 log.error("shard %d goes on without it: %s", self.number, error)
+                if ring is self._control:
+                    self._mute.add(error.lane)
+                    self.forget_reader(error.lane)  # that gateway ends them, and cannot say so any more
 
     def _drain_control(self) -> bool:
         busy = False
         while frames := self._read(self._control, CONTROLS):
-            for _, tag, body in frames:
-                self._control_frame(tag, body)
+            for lane, tag, body in frames:
+                self._control_frame(lane, tag, body)
             self._control.release()
             busy = True
         return busy
 
-    def _control_frame(self, tag: int, body: memoryview) -> None:
+    def _control_frame(self, lane: int, tag: int, body: memoryview) -> None:
         self.statistics.controls += 1
         try:
             message = decode(tag, body)
+            check_reader(message, lane)
         except BadFrame as error:
-            self._bad_frame(error, known=False)
+            theirs = tuple(route for route in error.routes if reader_of(route) == lane)
+            self._bad_frame(BadFrame(str(error), theirs), known=False)
             return
         if isinstance(message, Takeover | Restored | Attach):
             self._handover(message)
@@ -225,6 +253,8 @@ class Shard:
                 self._restored.add(reader)
             case Attach(reader):
                 self.forget_reader(reader)
+                # A new process has nothing to restore: of what it registers behind this no step is released.
+                self._restored.add(reader)
 
     def forget_reader(self, reader: int) -> None:
         """Drop every request of a reader whose process is gone."""
@@ -271,11 +301,28 @@ class Shard:
         if isinstance(found, Checked):
             self._together([found])
         elif isinstance(found, BadFrame):
-            self._bad_frame(found, known=True)
+            self._damaged(found)
         elif not isinstance(found, Result | ErrorFrame):
-            self._bad_frame(BadFrame(f"a {Tag(tag).name} frame does not belong on a step ring"), known=True)
+            self._damaged(BadFrame(f"a {Tag(tag).name} frame does not belong on a step ring"))
         elif shard_of(found.route) == self.number:
-            self._write(reader_of(found.route), tag, body)
+            self._pass_on(found, tag, body)
+
+    def _damaged(self, error: BadFrame) -> None:
+        """Fail what a damaged step frame names, and watch the others: it may have had rows of theirs."""
+        self._bad_frame(error, known=True)
+        self._suspects.damaged()
+
+    def _pass_on(self, answer: Result | ErrorFrame, tag: int, body: memoryview) -> None:
+        """Hand a scheduler's answer to its reader as it is, or say that the egress lane cannot take it."""
+        try:
+            self._write(reader_of(answer.route), tag, body)
+        except FrameTooLarge as error:
+            log.error(
+                "shard %d cannot pass on an answer: %s", self.number, error, extra={"route": answer.route}
+            )
+            if isinstance(answer, Result):
+                answer = ErrorFrame(answer.route, 500, "answer_too_large", str(error))
+            self._say(answer)
 
     def _batch(self, batch: Batch, joined: bool) -> None:
         if batch.egress:
@@ -334,6 +381,13 @@ class Shard:
             self.statistics.no_reader += 1
             return
         try:
+            self._write_for_sure(writer, reader, tag, *parts)
+        except CorruptLane as error:
+            self._lose_lane(reader, error)
+            self.statistics.no_reader += 1
+
+    def _write_for_sure(self, writer: LaneWriter, reader: int, tag: int, *parts: Buffer) -> None:
+        try:
             writer.write(tag, *parts)
             return
         except RingFull:
@@ -352,11 +406,24 @@ class Shard:
                 continue
 
     def _lane(self, reader: int) -> LaneWriter | None:
-        """Return the lane to a reader, None when it has none."""
+        """Return the lane to a reader, None when it has none or a corrupt one."""
+        if reader in self._cut_off:
+            return None
         lane = self._writers.get(reader)
-        if lane is None and (lane := self._egress(reader)) is not None:
-            self._writers[reader] = lane
+        if lane is None:
+            try:
+                lane = self._egress(reader)
+            except CorruptLane as error:
+                self._lose_lane(reader, error)
+            if lane is not None:
+                self._writers[reader] = lane
         return lane
+
+    def _lose_lane(self, reader: int, error: CorruptLane) -> None:
+        """Go on without a reader: it finds the lane lost too, and ends its requests of this shard."""
+        self.statistics.corrupt_lanes += 1
+        self._cut_off.add(reader)
+        log.error("shard %d goes on without reader %d: %s", self.number, reader, error)
 
     def _lost(self, failure: Failure) -> None:
         if failure.too_much:
@@ -387,8 +454,22 @@ class Shard:
         self.statistics.errors += 1
         log.error("shard %d fails %s: %s", self.number, format_route(route), message)
         self.decoder.end(route)
-        frame = ErrorFrame(route, status, kind, message[:2048], running=True)
-        self._write(reader_of(route), Tag.ERROR, encode(frame))
+        self._say(ErrorFrame(route, status, kind, message, running=True))
+
+    def _say(self, error: ErrorFrame) -> None:
+        """Write an ERROR, its texts cut to what the lane takes: they may be a client's or a scheduler's."""
+        reader = reader_of(error.route)
+        lane = self._lane(reader)
+        room = MESSAGE_BYTES if lane is None else min(MESSAGE_BYTES, lane.max_frame - ERROR_BYTES)
+        short = msgspec.structs.replace(
+            error, type=_cut(error.type, TYPE_BYTES), message=_cut(error.message, room)
+        )
+        self._write(reader, Tag.ERROR, encode(short))
+
+
+def _cut(text: str, size: int) -> str:
+    """Return what of a text fits `size` bytes of UTF-8."""
+    return text.encode(errors="replace")[:size].decode(errors="ignore")
 
 
 def _content(tag: int, body: memoryview) -> Checked | Message | Handover | BadFrame:

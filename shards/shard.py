@@ -7,6 +7,7 @@ the egress lanes it wrote. Must not know how a step is decoded.
 import logging
 import signal
 import time
+from contextlib import suppress
 from types import FrameType
 
 from ..ring import logs
@@ -17,7 +18,7 @@ from ..ring.names import segment_name
 from ..ring.ring import Ring
 from ..ring.writer import LaneWriter
 from .decoder import Decoder
-from .loop import Shard
+from .loop import Shard, Stopped
 from .table import TokenTable
 
 log = logging.getLogger(__name__)
@@ -63,10 +64,11 @@ def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
             stopping=life.stopping,
         )
         signal.signal(signal.SIGTERM, life.stop)
-        if row.epoch:
-            loop.take_over(row.epoch, lambda: _live_readers(opened), opened.config.heartbeat_limit_s)
-        row.state = State.RUNNING
-        loop.run()
+        with suppress(Stopped):  # told to end while it took over: no fault
+            if row.epoch:
+                loop.take_over(row.epoch, lambda: _live_readers(opened), opened.config.heartbeat_limit_s)
+            row.state = State.RUNNING
+            loop.run()
         life.report(loop)
     lanes.close()
 

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,10 +39,14 @@ def fork_child(main: Callable[[], None]) -> int:
 
     The child dies with this process, takes SIGTERM in the default way until it says otherwise, and leaves
     Ctrl-C to its parent. Returns its pid.
+
+    Raises:
+        OSError: the system refuses another process.
     """
     parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # nobody reads what this process says: no reason to have no children
+        sys.stdout.flush()
+        sys.stderr.flush()
     pid = os.fork()
     if pid:
         return pid
@@ -59,10 +64,12 @@ def fork_child(main: Callable[[], None]) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        try:
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # whatever a broken pipe says: a child that came back from here would run on as its parent
+            os._exit(status)
 
 
 @dataclass(slots=True)
@@ -169,7 +176,15 @@ class Supervisor:
         row.beat()
         gc.collect()
         gc.freeze()  # keep what a shard inherits on pages that it need not copy
-        child.pid = fork_child(lambda: self._run(child.shard))
+        try:
+            child.pid = fork_child(lambda: self._run(child.shard))
+        except OSError as error:  # no memory, or no process left for this user: both may pass
+            child.strikes += 1
+            pause = self._pause(child, f"could not be forked: {error}")
+            log.error(
+                "shard %d could not be forked (%s): tried again in %.0f ms", child.shard, error, pause * 1e3
+            )
+            return
         child.started = time.monotonic()
         child.start_at = None
 
@@ -189,6 +204,18 @@ class Supervisor:
             )  # fmt: skip
             os.kill(child.pid, signal.SIGKILL)
 
+    def _pause(self, child: _Child, cause: str) -> float:
+        """Have a child start after as long a pause as its strikes ask for; return that, in seconds."""
+        policy = self._policy
+        if child.strikes >= policy.strikes:
+            raise ShardsFailed(
+                f"shard {child.shard} died {child.strikes} times in a row right after its start, or before "
+                f"it (last: {cause}): giving up"
+            )
+        pause = min(policy.pause_s * 2**child.strikes, policy.pause_limit_s) if child.strikes else 0.0
+        child.start_at = time.monotonic() + pause
+        return pause
+
     def _bury(self, child: _Child, code: int) -> None:
         ran = time.monotonic() - child.started
         cause = f"killed ({signal.strsignal(-code)})" if code < 0 else f"exited with status {code}"
@@ -205,17 +232,9 @@ class Supervisor:
         else:
             healthy = ran >= HEALTHY_AFTER_S or self._board.row(Role.SHARD, child.shard).get("rows") > 0
             child.strikes = 0 if healthy else child.strikes + 1
-        if child.strikes >= self._policy.strikes:
-            raise ShardsFailed(
-                f"shard {child.shard} died {child.strikes} times in a row right after its start "
-                f"(last: {cause}): giving up"
-            )
-        pause = (
-            min(self._policy.pause_s * 2**child.strikes, self._policy.pause_limit_s) if child.strikes else 0.0
-        )
-        child.start_at = time.monotonic() + pause
+        pause = self._pause(child, cause)
         row = self._board.row(Role.SHARD, child.shard)
-        row.epoch += 1
+        row.count_replacement()
         log.warning(
             "shard %d (pid %d) %s after %.2f s: replaced in %.0f ms",
             child.shard,

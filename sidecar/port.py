@@ -33,6 +33,7 @@ from ..ring.frames import (
     Handover,
     Message,
     Result,
+    check_reader,
     decode,
     encode,
 )
@@ -75,7 +76,7 @@ class SchedulerPort:
         self._look_due = 0
         self._closed = False
         if self._row.owner is not None:
-            self._row.epoch += 1
+            self._row.count_replacement()
         self._row.claim(State.RUNNING)
 
     @classmethod
@@ -123,16 +124,17 @@ class SchedulerPort:
 
         What one call returns counts as handled at the next call: a scheduler that dies in between gets it
         again when it comes back. An ABORT for a request that has ended is left out. When a gateway has died,
-        there is an Abort for each of its live requests, once.
+        or its lane is corrupt, there is an Abort for each of its live requests, once.
         """
         self._maybe_beat()
         if self._consumer is None:
             return []
         self._consumer.release()
         messages: list[Generate | Abort | Control] = [*self._of_the_dead()]
-        for frame in self._frames(self._consumer, limit):
+        for frame in self._frames(self._consumer, limit, messages):
             try:
                 message = decode(frame[1], frame[2])
+                check_reader(message, frame[0])
             except BadFrame as error:
                 whose = {"route": error.routes[0]} if error.routes else None
                 log.error("dropped a frame of gateway %d: %s", frame[0], error, extra=whose)
@@ -249,14 +251,20 @@ class SchedulerPort:
     ) -> None:
         self.close()
 
-    def _frames(self, consumer: Consumer, limit: int) -> list[Frame]:
-        """Read; a lane that is found corrupt costs its gateway new requests and aborts, and nobody else."""
+    def _frames(
+        self, consumer: Consumer, limit: int, messages: list[Generate | Abort | Control]
+    ) -> list[Frame]:
+        """Read; a lane that is found corrupt costs its gateway's requests, and nobody else's.
+
+        That gateway ends them for its clients and has no way left to say so: they are aborted here.
+        """
         while True:
             try:
                 return consumer.read(limit)
             except CorruptLane as error:  # told once for each lane
-                log.error("gateway %d can send nothing more, what it has runs on: %s", error.lane, error)
+                log.error("gateway %d can send nothing more, what it has is aborted: %s", error.lane, error)
                 self._row.count("bad_frames")
+                messages += self._orphans(error.lane)
 
     def _push_converted(
         self,

@@ -9,6 +9,7 @@ exactly one abort.
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -19,6 +20,7 @@ from ..ring.checked import Checked, check_batch
 from ..ring.finish import FinishReason
 from ..ring.frames import BadFrame, ErrorFrame, Handover, Result, Tag, Takeover, decode
 from ..ring.route import format_route, reader_of, shard_of
+from ..ring.suspects import Suspects
 from ._deliver import LiveFields, deliver
 from .channel import FOLD_AT, Channel, SinkClosed, SinkFull, SinkSender
 from .columns import columns_of
@@ -129,6 +131,7 @@ class Reader:
         # Which reader this is, as soon as a route tells.
         self._index: int | None = None
         self._corrupt: set[int] = set()
+        self._suspects = Suspects(lambda: list(self._live), self._came)
         self._requests: deque[Callable[[], None]] = deque()
         self._aborts: deque[tuple[int, str, str]] = deque()
         self._wakes: list[Waiter] = []
@@ -205,14 +208,18 @@ class Reader:
                 function()
             except Exception:
                 log.exception("a call on the reader's thread failed")
-        frames = self._read(limit)
-        if frames:
-            self._handle(frames)
-        if self._wakes:
-            wakes, self._wakes = self._wakes, []
-            wake(wakes)
-        if self._aborts:
-            self._send_aborts()
+        try:
+            frames = self._read(limit)
+            if frames:
+                self._handle(frames)
+            if self._suspects.any:
+                self._fail_now(_row_lost(), self._suspects.silent(time.monotonic()), "row lost")
+        finally:  # also when the ring cannot be read: who was sent something must hear of it
+            if self._wakes:
+                wakes, self._wakes = self._wakes, []
+                wake(wakes)
+            if self._aborts:
+                self._send_aborts()
         return len(frames)
 
     def run(self) -> None:
@@ -253,7 +260,7 @@ class Reader:
         except CorruptLane as error:
             log.error("egress lane lost: %s", error)
             self._corrupt.add(error.lane)
-            lost = [route for route in self._live if shard_of(route) == error.lane]
+            lost = [route for route in list(self._live) if shard_of(route) == error.lane]  # others register
             self._fail_now(_corrupt_lane(error.lane), lost, "corrupt lane")
             return []
 
@@ -366,9 +373,14 @@ class Reader:
         abort = message.type if message.running else None
         self._fail_live(live, Error(message.status, message.type, message.message), abort)
 
+    def _came(self, route: int) -> int | None:
+        live = self._live.get(route)
+        return None if live is None else live.next
+
     def _bad_frame(self, lane: int, error: BadFrame) -> None:
-        """End every live request that a rejected frame names."""
+        """End what a rejected frame names, and watch the others: it may have had rows of theirs."""
         self._stats.bad_frames += 1
+        self._suspects.damaged()
         named = [live for route in dict.fromkeys(error.routes) if (live := self._live.get(route))]
         if not named:
             self._stats.unnamed_bad_frames += 1
@@ -451,6 +463,11 @@ class Reader:
             route, rid, reason = self._aborts[0]
             try:
                 self._on_abort(route, rid, reason)
+            except CorruptLane as error:
+                # The scheduler finds the lane lost, too, and stops all that came on it.
+                log.error("%d aborts cannot be sent: %s", len(self._aborts), error)
+                self._aborts.clear()
+                return
             except Exception as error:
                 log.warning("abort of %s is tried again: %s", format_route(route), error)
                 return
@@ -462,6 +479,10 @@ def _corrupt_lane(shard: int) -> Error:
     return Error(
         500, "corrupt_lane", f"the lane from shard {shard} is corrupt; its requests cannot be served"
     )
+
+
+def _row_lost() -> Error:
+    return Error(500, "row_lost", "no row has come since a damaged frame, which may have held the last one")
 
 
 def _routes(step: Checked) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from outfeed.gateway.front import Front, Health
 from outfeed.ingress.errors import Unavailable
 from outfeed.ring.board import Role
 from outfeed.ring.instance import leftovers
+from outfeed.ring.names import segment_name
 from outfeed.sidecar import Control as ControlRequest
 from outfeed.sidecar import FinishReason, SchedulerPort
 from outfeed.sink import Done, Error, Frame, Item
@@ -66,6 +68,18 @@ def test_a_shard_dies_and_its_streams_go_on_byte_for_byte(rig: Rig, when: int) -
         one_end(end, Done)
     rig.until_replaced(0, pid)
     assert rig.aborted == []
+
+
+def test_a_shard_is_replaced_whatever_its_row_on_the_board_says(rig: Rig) -> None:
+    streams = rig.submit(6)
+    rig.push(streams, rig.encode("before, "))
+    with open(f"/dev/shm/{segment_name(rig.name, 'board')}", "r+b") as file:
+        file.seek(65536 + 256 * 2 + 24)  # shard 0's epoch, behind the launcher's row and the scheduler's
+        file.write(b"\xff" * 8)
+    pid = rig.kill_shard(0)
+    rig.until_replaced(0, pid)
+    rig.push(streams, rig.encode("after"), FinishReason.length(2))
+    assert {rest_of(stream)[0] for stream in streams} == {"before, after"}
 
 
 def test_both_shards_die_at_once(rig: Rig) -> None:
@@ -232,6 +246,26 @@ def test_the_launcher_dies_and_every_stream_ends(rig: Rig) -> None:
     until("the port to notice", lambda: not rig.port.alive)
     with pytest.raises(Unavailable, match="gone or stopping"):
         asyncio.run(rig.front.submit({"input_ids": [1]}))
+
+
+def test_a_gateway_that_can_open_no_more_files_serves_on(rig: Rig) -> None:
+    """Its clients' connections have used up what it may open: that comes and goes, and its reader stays."""
+    (stream,) = rig.submit()
+    rig.push([stream], rig.encode("before, "))
+    row = rig.front.board.row(Role.READER)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        for _ in range(3):
+            seen = row.heartbeat_ns
+            until("a heartbeat", lambda seen=seen: row.heartbeat_ns > seen)  # type: ignore[misc]
+        assert rig.port.alive
+        rig.receive()
+        rig.push([stream], rig.encode("meanwhile, "))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    rig.push([stream], rig.encode("after"), FinishReason.length(3))
+    assert rest_of(stream)[0] == "before, meanwhile, after"
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(rig: Rig) -> None:

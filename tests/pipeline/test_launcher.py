@@ -4,6 +4,7 @@ import argparse
 import itertools
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.eventually import until
 from .commands import is_alive, is_running, launched, shard_pids, start_launcher, unique
 
 NUMBERS = itertools.count()
+FORKLESS = str(Path(__file__).with_name("forkless.py"))
 
 
 def name() -> str:
@@ -149,6 +151,50 @@ def test_bad_input_is_said_in_one_message_and_leaves_nothing(
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 2
     assert message in err
+    assert "Traceback" not in err
+    assert leftovers(instance) == []
+
+
+def test_a_shard_that_cannot_be_forked_is_tried_again(small_tokenizer: Path, tmp_path: Path) -> None:
+    """No memory for a moment, or no process left for this user: that passes."""
+    instance, refusals = name(), tmp_path / "refusals"
+    refusals.touch()
+    forkless = (sys.executable, FORKLESS, str(refusals))
+    with launched(
+        instance, "--tokenizer", str(small_tokenizer), "--shards", "1", launcher=forkless
+    ) as launcher:
+        before = shard_pids(instance)
+        refusals.write_bytes(b"...")
+        os.kill(before[0], signal.SIGKILL)
+        until("a new shard", lambda: launcher.poll() is None and shard_pids(instance) != before)
+        until("it to be ready", lambda: is_running(instance))
+        assert refusals.read_bytes() == b""
+        launcher.send_signal(signal.SIGINT)
+        _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0
+    assert "could not be forked" in err
+    assert leftovers(instance) == []
+
+
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_launcher_that_is_refused_every_process_gives_up_and_says_why(
+    small_tokenizer: Path, tmp_path: Path, from_the_start: bool
+) -> None:
+    instance, refusals = name(), tmp_path / "refusals"
+    refusals.write_bytes(b"." * 100 if from_the_start else b"")
+    options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
+    forkless = (sys.executable, FORKLESS, str(refusals))
+    if from_the_start:
+        launcher = start_launcher(instance, *options, launcher=forkless)
+        _, err = launcher.communicate(timeout=60)
+    else:
+        with launched(instance, *options, launcher=forkless) as launcher:
+            refusals.write_bytes(b"." * 100)
+            os.kill(shard_pids(instance)[0], signal.SIGKILL)
+            _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == (2 if from_the_start else 1)
+    assert "forked" in err
+    assert "Resource temporarily unavailable" in err
     assert "Traceback" not in err
     assert leftovers(instance) == []
 

@@ -162,3 +162,22 @@ def test_words_nobody_defined_read_as_failed_and_stopping(instance: Instance) ->
         file.write(b"\xff" * 8)
     assert instance.board.phase == Phase.STOPPING
     assert instance.board.row(Role.SHARD, 0).state == State.FAILED
+
+
+@pytest.mark.parametrize("role", Role)
+def test_words_that_were_scribbled_over_can_still_be_counted_on(instance: Instance, role: Role) -> None:
+    """Whoever adds to a word does not go down with it."""
+    row = instance.board.row(role)
+    row.claim(State.RUNNING)
+    path = Path("/dev/shm") / segment_name(instance.name, "board")
+    with path.open("r+b") as file:
+        file.seek(row._base * 8 + 8)
+        file.write(b"\xff" * (256 - 8))
+    for name in COUNTERS:
+        row.count(name, 3)
+        assert row.get(name) == 2
+        row.put(name, 5)
+        assert row.get(name) == 5
+    row.count_replacement()
+    assert row.epoch == 1, "a process that takes a place over must see that it does"
+    assert row.state == State.FAILED

@@ -1,15 +1,20 @@
 """Tokenizers and their tables, made once for all tests of this room."""
 
-from collections.abc import Callable
+import itertools
+import os
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from outfeed.ring import segment
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
 from . import tokenizers_here as here
+from .rig import Rig
 
+NUMBERS = itertools.count()
 NAMES = (
     "deepseek",
     "bytelevel_added",
@@ -45,3 +50,18 @@ def tokenizer_of(tokenizer_path: Callable[[str], Path]) -> Callable[[str], Token
 @pytest.fixture(scope="session")
 def table_of(tokenizer_path: Callable[[str], Path]) -> Callable[[str], TokenTable]:
     return cache(lambda name: TokenTable.compile(tokenizer_path(name)))
+
+
+@pytest.fixture
+def make_rig(table_of: Callable[[str], TokenTable]) -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+    prefix = f"outfeed-test-loop-{os.getpid()}-{next(NUMBERS)}"
+
+    def make(capacity: int = 1 << 16, tokenizer: str = "bytelevel_added") -> Rig:
+        made.append(Rig(f"{prefix}-{len(made)}", table_of(tokenizer), capacity))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.close()
+    assert segment.listed(prefix) == []

@@ -1,14 +1,11 @@
 """The shard loop on real rings: the order rule, routing, failing what it must, waiting for readers."""
 
-import itertools
 import logging
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from outfeed.ring import Consumer, Doorbell, LaneWriter, Ring, segment
-from outfeed.ring.batch import Batch, decode_batch, encode_batch
+from outfeed.ring.batch import Batch
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import (
     TAG_OF,
@@ -17,113 +14,18 @@ from outfeed.ring.frames import (
     Forget,
     Handover,
     Message,
-    Register,
     Restore,
     Restored,
     Result,
     Tag,
-    decode,
     encode,
 )
 from outfeed.ring.route import make_route
 from outfeed.shards.decoder import Decoder
-from outfeed.shards.loop import Shard, Stopped
+from outfeed.shards.loop import Stopped
 from outfeed.shards.table import TokenTable
 
-NUMBERS = itertools.count()
-ROUTE = make_route(0, 0, 5, 1)
-
-
-class Rig:
-    """One shard between a control and a step ring and two readers' egress rings."""
-
-    def __init__(self, name: str, table: TokenTable, capacity: int = 1 << 16) -> None:
-        self.bell = Doorbell.create(f"{name}.bell")
-        self.rings = {
-            what: Ring.create(f"{name}.{what}", lanes=1, consumers=1, capacity=size)
-            for what, size in (
-                ("control", 1 << 20),
-                ("step", 1 << 20),
-                ("egress0", capacity),
-                ("egress1", capacity),
-            )
-        }
-        self.control: LaneWriter = self.rings["control"].writer(0)
-        self.steps: LaneWriter = self.rings["step"].writer(0)
-        self.readers: list[Consumer] = [self.rings[f"egress{n}"].consumer(0, self.bell) for n in (0, 1)]
-        self.stop = False
-        self.beats = 0
-        self.shard = Shard(
-            0,
-            Decoder(table),
-            self.rings["control"].consumer(0, self.bell),
-            self.rings["step"].consumer(0, self.bell),
-            lambda reader: self.rings[f"egress{reader}"].writer(0) if reader < 2 else None,
-            beat=self.beat,
-            stopping=lambda: self.stop,
-        )
-
-    def beat(self) -> None:
-        self.beats += 1
-
-    def register(self, *routes: int, options: DecodeOptions | None = None) -> None:
-        for route in routes:
-            self.say(Register(route, f"rid-{route}", options or DecodeOptions(), b"", 0))
-
-    def say(self, message: Message) -> None:
-        self.control.write(TAG_OF[type(message)], encode(message))
-
-    def push(
-        self, rows: list[tuple[int, int, list[int]]], finishes: list[tuple[int, FinishReason]] | None = None
-    ) -> None:
-        """One step of (route, first, ids)."""
-        self.steps.write(Tag.BATCH, *self.frame(rows, finishes))
-
-    @staticmethod
-    def frame(
-        rows: list[tuple[int, int, list[int]]], finishes: list[tuple[int, FinishReason]] | None = None
-    ) -> list[bytes]:
-        parts = encode_batch(
-            1,
-            np.array([route for route, _, _ in rows], dtype=np.uint64),
-            np.array([first for _, first, _ in rows], dtype=np.uint32),
-            np.array([len(ids) for _, _, ids in rows], dtype=np.uint32),
-            np.zeros(len(rows), dtype=np.uint32),
-            np.array([token for _, _, ids in rows for token in ids], dtype=np.int32),
-            finishes or [],
-        )
-        return [bytes(part) for part in parts]
-
-    def hear(self, reader: int = 0) -> list[Batch | Message | Handover]:
-        """What a reader got, copied out of the ring."""
-        heard: list[Batch | Message | Handover] = []
-        while frames := self.readers[reader].read():
-            for _, tag, body in frames:
-                copy = memoryview(bytes(body))
-                heard.append(decode_batch(copy) if tag == Tag.BATCH else decode(tag, copy))
-            self.readers[reader].release()
-        return heard
-
-    def close(self) -> None:
-        for ring in self.rings.values():
-            ring.close()
-            ring.unlink()
-        self.bell.close()
-
-
-@pytest.fixture
-def make_rig(table_of: Callable[[str], TokenTable]) -> Iterator[Callable[..., Rig]]:
-    made: list[Rig] = []
-    prefix = f"outfeed-test-loop-{os.getpid()}-{next(NUMBERS)}"
-
-    def make(capacity: int = 1 << 16, tokenizer: str = "bytelevel_added") -> Rig:
-        made.append(Rig(f"{prefix}-{len(made)}", table_of(tokenizer), capacity))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.close()
-    assert segment.listed(prefix) == []
+from .rig import ROUTE, Rig
 
 
 def only_batch(heard: list[Batch | Message | Handover]) -> Batch:
@@ -232,7 +134,7 @@ def test_only_an_answer_to_its_own_take_over_counts(
     rig = make_rig()
 
     def restored(reader: int, epoch: int) -> None:
-        rig.control.write(Tag.RESTORED, encode(Restored(reader, 0, epoch)))
+        rig.controls[reader].write(Tag.RESTORED, encode(Restored(reader, 0, epoch)))
 
     for epoch in range(1000):
         restored(0, epoch)

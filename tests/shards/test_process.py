@@ -1,8 +1,11 @@
 """A shard as a process: it comes up in an instance, decodes, costs little, and ends when told."""
 
+import io
 import itertools
+import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,6 +139,56 @@ def test_a_shard_ends_with_its_instance(instance: Instance) -> None:
     instance.board.phase = Phase.STOPPING
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert instance.board.row(Role.SHARD, 0).state == State.STOPPED
+
+
+def test_a_shard_that_is_told_to_end_while_it_takes_over_ends_well(
+    instance: Instance, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its reader lives and never says RESTORED: the shard waits for that when SIGTERM comes."""
+    instance.board.row(Role.READER, 0).claim(State.RUNNING)
+    shard = instance.board.row(Role.SHARD, 0)
+    shard.count_replacement()
+    with Doorbell.create(instance.bell(Role.READER, 0)) as bell, instance.egress(0) as egress:
+        reader = egress.consumer(0, bell)
+        pid = fork_child(lambda: run_shard(instance.name, 0))
+        until("its TAKEOVER", lambda: [tag for _, tag, _ in reader.read()] == [Tag.TAKEOVER])
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert shard.state == State.STOPPED
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("broken", ["stdout", "stderr", "logging"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_child_never_comes_back_from_its_fork(broken: str, fails: bool) -> None:
+    """Whatever cannot be written at its end: it would run on as a second launcher."""
+
+    def main() -> None:
+        if broken == "logging":
+            logging.shutdown = refuse  # type: ignore[assignment]
+        else:
+            setattr(sys, broken, Broken())
+        if fails:
+            raise RuntimeError("main failed")
+
+    before = os.getpid()
+    try:
+        pid = fork_child(main)
+        assert os.getpid() == before
+    except BaseException:
+        if os.getpid() != before:
+            os._exit(99)  # this very test, run on in the child
+        raise
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (1 if fails else 0)
+
+
+class Broken(io.StringIO):
+    def flush(self) -> None:
+        raise BrokenPipeError("nobody reads this")
+
+
+def refuse(*_: object) -> None:
+    raise OSError("no log can be closed")
 
 
 def test_without_an_instance_there_is_no_shard(capfd: pytest.CaptureFixture[str]) -> None:

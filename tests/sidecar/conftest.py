@@ -17,10 +17,11 @@ NUMBERS = itertools.count()
 
 @dataclass
 class Bench:
-    """A bare instance with one gateway lane to write and one shard cursor to read."""
+    """A bare instance with two gateways' lanes to write and one shard cursor to read."""
 
     instance: Instance
     gateway: LaneWriter
+    other: LaneWriter
     shard: Consumer
 
     @property
@@ -36,13 +37,14 @@ class Bench:
 def bench() -> Iterator[Bench]:
     sizes: dict[str, Any] = {f"{ring}_bytes": 1 << 16 for ring in ("request", "control", "step", "egress")}
     name = f"t-side-{os.getpid()}-{next(NUMBERS)}"
-    config = InstanceConfig(instance=name, tokenizer="none", shards=1, ranks=2, slots=64, **sizes)
+    config = InstanceConfig(instance=name, tokenizer="none", shards=1, readers=2, ranks=2, slots=64, **sizes)
     instance = Instance.create(config)
     request, step = instance.request(), instance.step()
     bell = Doorbell.create(f"outfeed-{name}.bell-test")
-    gateway, shard = request.writer(0), step.consumer(0, bell)
-    yield Bench(instance, gateway, shard)
+    gateway, other, shard = request.writer(0), request.writer(1), step.consumer(0, bell)
+    yield Bench(instance, gateway, other, shard)
     gateway.close()
+    other.close()
     shard.close()
     request.close()
     step.close()

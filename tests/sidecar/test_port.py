@@ -11,14 +11,28 @@ from outfeed.ring import FrameTooLarge, LaneOwned, RingFull
 from outfeed.ring.batch import Batch, decode_batch
 from outfeed.ring.board import Role
 from outfeed.ring.families import Kind, flat_family
-from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, Message, Result, Tag, decode, encode
+from outfeed.ring.frames import (
+    TAG_OF,
+    Abort,
+    Attach,
+    Control,
+    ErrorFrame,
+    Generate,
+    Message,
+    Result,
+    Tag,
+    decode,
+    encode,
+)
 from outfeed.ring.instance import InstanceGone
+from outfeed.ring.names import segment_name
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort, UnknownRoute
 
 from .conftest import Bench
 
 A, B = make_route(0, 0, 1, 1), make_route(0, 0, 2, 1)
+OTHERS = make_route(1, 0, 1, 1)
 
 
 def generate(route: int, tokens: int = 3) -> Generate:
@@ -188,17 +202,54 @@ def test_a_step_larger_than_a_frame_is_refused_with_both_sizes(bench: Bench, por
 
 def test_a_corrupt_request_lane_costs_its_gateway_alone(bench: Bench, port: SchedulerPort) -> None:
     bench.send(generate(A))
-    assert port.recv() == [generate(A)]
+    bench.other.write(Tag.GENERATE, encode(generate(OTHERS)))
+    assert sorted(message.route for message in port.recv()) == [A, OTHERS]
     bench.send(generate(B))
     ring = bench.instance.request()
     with open(f"/dev/shm/{ring.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         at = memory.find(encode(generate(B)))
         memory[at - 16 : at] = b"\xff" * 16  # its record's header
     ring.close()
+    # The gateway ends what it has, and cannot say so: no abort of its would come any more.
+    assert port.recv() == [Abort(A)]
+    port.push_tokens([OTHERS], [1])
+    assert steps(bench)[0].routes.tolist() == [OTHERS]
     assert port.recv() == []
-    port.push_tokens([A], [1])
-    assert steps(bench)[0].routes.tolist() == [A]
-    assert port.recv() == []
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        Attach(1),
+        Abort(OTHERS, "o"),
+        generate(make_route(1, 0, 2, 1)),
+        Control(make_route(1, 0, 2, 1), "c", "health"),
+    ],
+    ids=lambda stray: type(stray).__name__,
+)
+def test_what_one_gateways_lane_says_of_another_is_dropped(
+    bench: Bench, port: SchedulerPort, stray: Message | Attach
+) -> None:
+    theirs = generate(OTHERS)
+    bench.other.write(Tag.GENERATE, encode(theirs))
+    assert port.recv() == [theirs]
+    bench.gateway.write(TAG_OF[type(stray)], encode(stray))
+    bench.send(generate(A))
+    assert port.recv() == [generate(A)]
+    assert port.is_live(OTHERS)
+    bench.other.write(Tag.ATTACH, encode(Attach(1)))
+    assert port.recv() == [Abort(OTHERS)]
+
+
+def test_a_board_that_was_scribbled_over_costs_no_request(bench: Bench, port: SchedulerPort) -> None:
+    """`recv` counts what it drops, and what it returns must not be lost by that."""
+    path = f"/dev/shm/{segment_name(bench.name, 'board')}"
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        row = 65536 + 256  # rank 0's, behind the launcher's
+        memory[row + 8 : row + 256] = b"\xff" * 248
+    bench.gateway.write(250, b"no frame")
+    bench.send(generate(A), generate(B), Abort(A, "a"))
+    assert port.recv() == [generate(A), generate(B), Abort(A, "a")]
 
 
 def test_control_requests_get_one_answer(bench: Bench, port: SchedulerPort) -> None:

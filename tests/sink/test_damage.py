@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outfeed.ring import CorruptLane, suspects
 from outfeed.ring.batch import BadBatch, decode_batch, encode_batch
 from outfeed.ring.families import FAMILIES, Kind, flat_family
+from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import BadFrame, join
+from outfeed.ring.route import make_route
 from outfeed.sink import Done, Error, Frame
 
 from .front import Front, waiting
 from .material import (
     DAMAGES,
     Choose,
+    Row,
     Step,
     check_invariants,
     draw_step,
@@ -108,6 +112,46 @@ def test_any_bytes_are_a_batch_or_a_bad_one(body: bytes) -> None:
             check_invariants(decode_batch(memoryview(candidate)))
         except BadBatch:
             continue
+
+
+def test_a_request_whose_last_row_was_damaged_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flipped bit in its route: the frame names somebody else, or nobody."""
+    monkeypatch.setattr(suspects, "SILENT_S", 0.0)
+    mine, others = make_route(0, 0, 1, 1), make_route(0, 0, 2, 1)
+    last = Step(5, [Row(mine, 0, [7], 1, 9, "x", FinishReason.length(1).to_json())], True).encode()
+    at = last.index(mine.to_bytes(8, "little"))
+    for bit in range(0, 64, 7):
+        damaged = bytearray(last)
+        damaged[at + bit // 8] ^= 1 << bit % 8
+        front = Front()
+        source, other = front.open(mine), front.open(others)
+        front.arrive(bytes(damaged))
+        assert waiting(source) == []
+        front.arrive(Step(5, [Row(others, 0, [7], 1, 9, "x", None)], True).encode())
+        (error,) = waiting(source)
+        assert isinstance(error, Error)
+        assert (error.status, error.type) == (500, "row_lost")
+        assert [type(item) for item in waiting(other)] == [Frame]
+        assert front.aborts == [(mine, f"rid-{mine}", "row lost")]
+
+
+def test_aborts_are_given_up_when_the_lane_they_go_by_is_corrupt() -> None:
+    """The scheduler finds that, too, and stops what came by it; trying again would be for ever."""
+    front = Front()
+    tried = []
+
+    def corrupt(route: int, rid: str, reason: str) -> None:
+        tried.append(route)
+        raise CorruptLane("request", 0, 64)
+
+    front.reader._on_abort = corrupt
+    sources = [front.open(route) for route in (11, 12)]
+    front.reader.fail(Error(500, "corrupt_lane", "lost"), abort="corrupt lane")
+    for _ in range(3):
+        front.reader.drain()
+    assert [[type(item) for item in waiting(source)] for source in sources] == [[Error], [Error]]
+    assert tried == [11, 12]
+    assert front.reader.statistics().aborts_waiting == 0
 
 
 def sample() -> bytes:

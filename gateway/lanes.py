@@ -1,0 +1,53 @@
+"""The lanes that a gateway's requests depend on, watched for damage.
+
+A corrupt egress lane shows itself to the reader. Of the others only the process that reads them notices: it
+quarantines the lane, and what it had not read is lost. Nobody can say whose that was, so all that is live
+when it is found here must end. Must not know requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..ring import Ring
+
+
+class _Lane(NamedTuple):
+    ring: Ring
+    lane: int
+    what: str
+
+
+class LaneWatch:
+    """The request and the control lane of gateway `reader`, and every rank's step lane."""
+
+    def __init__(self, rings: Mapping[str, Ring], reader: int) -> None:
+        own = [_Lane(rings[name], reader, f"the gateway's {name} lane") for name in ("request", "control")]
+        step = rings["step"]
+        ranks = [_Lane(step, rank, f"the step lane of rank {rank}") for rank in range(step.lanes)]
+        self._needed = [own[:1], own[1:], ranks]  # of each at least one, or nothing can be served
+        self._lost: dict[_Lane, str] = {}
+
+    def look(self) -> list[str]:
+        """Return what was found corrupt since the last look, each once."""
+        found = []
+        for lane in (lane for lanes in self._needed for lane in lanes if lane not in self._lost):
+            position = lane.ring.quarantined(lane.lane)
+            if position is not None:
+                self._lost[lane] = f"{lane.what} is corrupt (at position {position})"
+                found.append(self._lost[lane])
+        return found
+
+    @property
+    def lost(self) -> list[str]:
+        """Everything found corrupt so far."""
+        return list(self._lost.values())
+
+    @property
+    def fatal(self) -> str | None:
+        """Why no request can be served any more; None when some can."""
+        for lanes in self._needed:
+            if all(lane in self._lost for lane in lanes):
+                return self._lost[lanes[0]]
+        return None

@@ -1,0 +1,78 @@
+"""The lanes a gateway depends on: found corrupt once, and fatal only when nothing else serves."""
+
+import itertools
+import mmap
+import os
+from collections.abc import Iterator
+
+import pytest
+from outfeed.gateway.lanes import LaneWatch
+from outfeed.gateway.restoring import Restoring
+from outfeed.ring import CorruptLane, Ring
+from outfeed.sink.reader import Progress
+
+NUMBERS = itertools.count()
+READER = 1
+
+
+@pytest.fixture
+def rings() -> Iterator[dict[str, Ring]]:
+    """Two gateways, two ranks."""
+    name = f"outfeed-test-lanes-{os.getpid()}-{next(NUMBERS)}"
+    made = {
+        what: Ring.create(f"{name}.{what}", lanes=2, consumers=1, capacity=4096)
+        for what in ("request", "control", "step")
+    }
+    yield made
+    for ring in made.values():
+        ring.unlink()
+        ring.close()
+
+
+def spoil(ring: Ring, lane: int) -> None:
+    """Do what a consumer does that finds a lane corrupt: quarantine it."""
+    with open(f"/dev/shm/{ring.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        at = 4096 + 512 * lane + 136
+        memory[at : at + 8] = (65).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("ring", ["request", "control"])
+def test_a_gateway_cannot_serve_without_its_own_lanes(rings: dict[str, Ring], ring: str) -> None:
+    watch = LaneWatch(rings, READER)
+    assert (watch.look(), watch.fatal) == ([], None)
+    spoil(rings[ring], 0)
+    assert (watch.look(), watch.fatal) == ([], None), "that one is another gateway's"
+    spoil(rings[ring], READER)
+    (found,) = watch.look()
+    assert found == f"the gateway's {ring} lane is corrupt (at position 64)"
+    assert watch.fatal == found
+    assert watch.look() == []
+    assert watch.lost == [found]
+
+
+def test_one_rank_less_is_told_and_the_last_one_is_fatal(rings: dict[str, Ring]) -> None:
+    watch = LaneWatch(rings, READER)
+    spoil(rings["step"], 1)
+    assert len(watch.look()) == 1
+    assert watch.fatal is None
+    spoil(rings["step"], 0)
+    assert len(watch.look()) == 1
+    assert watch.fatal is not None
+
+
+class CorruptIngress:
+    """Its control lane takes nothing any more."""
+
+    calls = 0
+
+    def restore(self, route: int, ids: bytes, text_bytes: int) -> None:
+        self.calls += 1
+        raise CorruptLane("control", READER, 64)
+
+
+def test_a_handover_is_given_up_when_it_can_reach_nobody() -> None:
+    ingress = CorruptIngress()
+    restoring = Restoring(ingress, lambda route, why: None)  # type: ignore[arg-type]
+    restoring.begin(0, 1, [Progress(1, "a", b"", 0), Progress(2, "b", b"", 0)])
+    assert restoring.go_on()
+    assert ingress.calls == 1

@@ -1,0 +1,179 @@
+"""What goes wrong in and around a gateway, and that no request waits for ever because of it."""
+
+import asyncio
+import itertools
+import mmap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outfeed.gateway.backend import FrontBackend
+from outfeed.ingress.errors import Unavailable
+from outfeed.ring.names import segment_name
+from outfeed.sidecar import FinishReason
+from outfeed.sink import Done, Error
+
+from tests.eventually import until
+
+from .commands import launched, unique
+from .rig import Rig, rest_of
+
+NUMBERS = itertools.count()
+BODY = {"input_ids": [1], "sampling_params": {"max_new_tokens": 9}}
+
+
+@pytest.fixture
+def rig(small_tokenizer: Path) -> Iterator[Rig]:
+    instance = unique("faults", NUMBERS)
+    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1") as launcher:
+        rig = Rig(instance, small_tokenizer, launcher)
+        yield rig
+        rig.close()
+
+
+def served(rig: Rig) -> bool:
+    """Whether the gateway takes requests."""
+    try:
+        for stream in asyncio.run(rig.front.submit(BODY)):
+            stream.close()
+    except Unavailable:
+        return False
+    return True
+
+
+# ---- the scheduler dies while a request is on its way in
+
+
+def test_a_scheduler_that_dies_while_a_prompt_is_tokenized_is_not_submitted_to(rig: Rig) -> None:
+    ready = rig.front._tokenize.ready
+
+    async def ready_after_its_death(request: Any) -> Any:
+        rig.port.close()
+        until("the gateway to see it", lambda: 0 not in rig.front._schedulers)
+        return await ready(request)
+
+    rig.front._tokenize.ready = ready_after_its_death  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match="no scheduler"):
+        asyncio.run(rig.front.submit(BODY))
+    assert rig.front.ingress.live() == 0
+    assert rig.front.reader.statistics().live == 0
+
+
+@pytest.mark.parametrize("operation", ["submit", "control"])
+def test_nor_is_one_that_dies_just_before_the_request_is_live(rig: Rig, operation: str) -> None:
+    """The gateway ends what is live when it sees the death: this request is not, a moment later it is."""
+    register = rig.front.reader.register
+
+    def register_after_its_death(*request: Any) -> None:
+        rig.port.close()
+        until("the gateway to see it", lambda: 0 not in rig.front._schedulers)
+        register(*request)
+
+    rig.front.reader.register = register_after_its_death  # type: ignore[method-assign,assignment]
+    with pytest.raises(Unavailable, match="no scheduler"):
+        asyncio.run(rig.front.submit(BODY) if operation == "submit" else rig.front.control("health"))
+    assert rig.front.ingress.live() == 0
+    assert rig.front.reader.statistics().live == 0
+
+
+# ---- a lane is corrupt
+
+
+def spoil_next_record(rig: Rig, ring: str) -> Callable[[], None]:
+    """Return what spoils the record that is written next to a ring of one lane and one consumer."""
+    stats = rig.front.ring_stats()[ring]
+    at = 8192 + (stats.lanes[0].tail & (stats.capacity - 1))
+
+    def spoil() -> None:
+        path = f"/dev/shm/{segment_name(rig.name, ring)}"
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            memory[at + 8 : at + 16] = b"\x55" * 8
+
+    return spoil
+
+
+@pytest.mark.parametrize("ring", ["step", "control", "request"])
+def test_a_corrupt_lane_ends_all_that_it_may_have_swallowed(rig: Rig, ring: str) -> None:
+    """The last step of two requests, or the registration or the submission of a third, is lost: who knows?"""
+    streams = rig.submit(2)
+    rig.push(streams, rig.encode("before"))
+    rig.let_the_shards_have_it()
+    rig.stop_shards()
+    spoil = spoil_next_record(rig, ring)
+    received = {stream.route for stream in streams}
+    streams += asyncio.run(rig.front.submit(BODY))
+    rig.push(streams[:2], rig.encode("!"), FinishReason.length(2))
+    spoil()
+    rig.go_on_shards()
+
+    def found() -> bool:
+        received.update(rig.receive())
+        return rig.front.ring_stats()[ring].lanes[0].quarantined is not None
+
+    until("the lane to be found corrupt", found)
+    ends = [rest_of(stream)[2] for stream in streams]
+    for (end,) in ends:
+        # What had come before the lane was given up is told as it was.
+        assert isinstance(end, Done) or (
+            isinstance(end, Error) and (end.status, end.type) == (500, "corrupt_lane")
+        )
+    assert isinstance(ends[2][0], Error)
+    if ring == "step":
+        assert all(isinstance(end, Error) for (end,) in ends)
+    until("nothing to be live at the scheduler", lambda: not still_live(rig, received))
+    assert "corrupt" in str(FrontBackend(rig.front).trouble())
+    assert any("corrupt" in part for part in asyncio.run(rig.front.health(0.5)).sick)
+    assert not served(rig)
+
+
+def still_live(rig: Rig, routes: set[int]) -> bool:
+    routes.update(rig.receive())
+    return any(rig.port.is_live(route) for route in routes)
+
+
+# ---- the reader's thread
+
+
+@pytest.mark.parametrize("part", ["_look", "_tick"])
+def test_a_fault_on_the_readers_thread_that_passes_costs_nothing(rig: Rig, part: str) -> None:
+    (stream,) = rig.submit()
+    rig.push([stream], rig.encode("before, "))
+    works = getattr(rig.front, part)
+    failed = itertools.count()
+
+    def fails() -> None:
+        next(failed)
+        raise OSError(24, "Too many open files")
+
+    setattr(rig.front, part, fails)
+    until("it to fail twice", lambda: next(failed) > 4)
+    setattr(rig.front, part, works)
+    rig.push([stream], rig.encode("after"), FinishReason.length(2))
+    assert rest_of(stream)[0] == "before, after"
+
+
+def test_a_reader_that_cannot_read_ends_its_requests_and_says_so_until_it_can(rig: Rig) -> None:
+    streams = rig.submit(3)
+    read = rig.front.reader._read
+
+    def fails(limit: int, upto: list[int] | None = None) -> list[tuple[int, int, memoryview]]:
+        raise RuntimeError("no reading today")
+
+    rig.front.reader._read = fails  # type: ignore[method-assign]
+    for stream in streams:
+        _, _, (end,) = rest_of(stream)
+        assert isinstance(end, Error)
+        assert (end.status, end.type) == (500, "reader_failed")
+    assert "no reading today" in str(FrontBackend(rig.front).trouble())
+    health = asyncio.run(rig.front.health(0.5))
+    assert not health.healthy
+    assert any(part.startswith("gateway: ") for part in health.sick)
+    assert not served(rig)
+    until("the aborts", lambda: rig.receive() == [] and len(rig.aborted) == 3)
+    rig.front.reader._read = read  # type: ignore[method-assign]
+    until("it to serve again", lambda: served(rig))
+    assert FrontBackend(rig.front).trouble() is None
+    (stream,) = rig.submit()
+    rig.push([stream], rig.encode("again"), FinishReason.length(1))
+    assert rest_of(stream)[0] == "again"

@@ -1,0 +1,74 @@
+"""The reader beside threads that register: an event loop takes requests at any moment."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from outfeed.ring import CorruptLane
+from outfeed.ring.route import make_route
+from outfeed.sink import Error, SinkSource, open_sink
+
+from .front import Front, waiting
+
+FIRST, MORE = 3000, 30_000
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads switched as often as can be."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def lose_a_lane(front: Front) -> None:
+    """Find the lane of a shard corrupt that has no request here: all live ones are gone through for it."""
+
+    def read(limit: int = 256, upto: list[int] | None = None) -> list[tuple[int, int, memoryview]]:
+        raise CorruptLane("egress0", 5, 128)
+
+    front.egress.read = read  # type: ignore[method-assign]
+    front.reader.drain()
+
+
+def fail_all(front: Front) -> None:
+    front.reader.fail(Error(503, "gone", "the scheduler is gone"))
+    front.reader.drain()
+
+
+@pytest.mark.parametrize(
+    "walk",
+    [
+        lose_a_lane,
+        fail_all,
+        lambda front: front.reader.progress(5),
+        lambda front: front.reader.statistics(),
+    ],
+    ids=["a corrupt lane", "fail", "progress", "statistics"],
+)
+@pytest.mark.usefixtures("switching")
+def test_what_goes_through_all_requests_may_meet_new_ones(walk: Callable[[Front], object]) -> None:
+    front = Front()
+    sources: list[SinkSource] = []
+    enough = threading.Event()
+
+    def register() -> None:
+        for slot in range(FIRST + MORE):
+            sender, source = open_sink(1 << 10)
+            sources.append(source)
+            front.reader.register(make_route(0, 0, slot, 1), f"r{slot}", sender)
+            if slot == FIRST:
+                enough.set()
+
+    thread = threading.Thread(target=register, daemon=True)
+    thread.start()
+    assert enough.wait(60)
+    while thread.is_alive():
+        walk(front)
+    thread.join()
+    if walk is fail_all:
+        fail_all(front)
+        assert all(isinstance(waiting(source)[-1], Error) for source in sources)
+    assert front.aborts == []
