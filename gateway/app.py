@@ -177,13 +177,8 @@ class App:
                 "chat_template_kwargs", f"must be an object without {', '.join(RESERVED)}, got {show(more)}"
             )
         prompt = self.template.render(messages, asked.get("tools"), more)
-        tokenizer = self.backend.model.tokenizer
-        if tokenizer is None:
-            raise BadRequest("messages", "need a tokenizer, and this server runs without one")
         # A template writes the special tokens itself; the tokenizer must not add them once more.
-        encode: Any = tokenizer.encode
-        encoded = await asyncio.to_thread(encode, prompt, add_special_tokens=False)
-        body["input_ids"] = encoded.ids
+        (body["input_ids"],) = await self.backend.tokenize.encode([prompt], "messages", special=False)
         await self._openai(exchange, body, wanted)
 
     async def _openai(self, exchange: Exchange, body: dict[str, Any], wanted: Wanted) -> None:
@@ -207,12 +202,11 @@ class App:
         """Return the prompts as text, to be echoed."""
         if "text" in body:
             return [body["text"]] if type(body["text"]) is str else list(body["text"])
-        tokenizer: Any = self.backend.model.tokenizer
         ids = body["input_ids"]
-        if tokenizer is None or not _are_ids(ids):
+        if self.backend.model.tokenizer is None or not _are_ids(ids):
             raise BadRequest("echo", "needs prompts that are text, or token ids and a tokenizer")
         prompts = ids if type(ids[0]) is list else [ids]
-        return [await asyncio.to_thread(tokenizer.decode, prompt) for prompt in prompts]
+        return await self.backend.tokenize.decode(prompts, "echo")
 
     async def _health_generate(self, exchange: Exchange) -> None:
         body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from ..ingress.request import Model
+from ..ingress.tokenize import Tokenize
 from ..ring.board import BoardRow, Phase, Role
 from ..sink import SinkSource
 from .front import Front
@@ -45,6 +46,10 @@ class Backend(Protocol):
         """What requests are checked against."""
 
     @property
+    def tokenize(self) -> Tokenize:
+        """Where prompts are tokenized, and what takes long is done."""
+
+    @property
     def name(self) -> str:
         """The served model's name."""
 
@@ -74,6 +79,11 @@ class FrontBackend:
     def model(self) -> Model:
         """What requests are checked against."""
         return self._front.model
+
+    @property
+    def tokenize(self) -> Tokenize:
+        """Where prompts are tokenized, and what takes long is done."""
+        return self._front.tokenize
 
     @property
     def name(self) -> str:

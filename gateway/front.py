@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from ..ingress.errors import Refused, Unavailable
 from ..ingress.register import Ingress, Ticket
-from ..ingress.request import Model, Tokenize
+from ..ingress.request import Model
 from ..ingress.routes import RouteTable
+from ..ingress.tokenize import Tokenize
 from ..ring import Doorbell, RingStats, wait
 from ..ring.board import Board, Phase, Role, State
 from ..ring.instance import Instance
@@ -140,7 +141,7 @@ class Front:
             row.index: row.owner for row in instance.board.rows(Role.SCHEDULER) if row.serving
         }
         self._gone = False
-        self._tokenize = Tokenize(model)
+        self.tokenize = Tokenize(model)
         self._stop = threading.Event()
         self._looking = threading.Lock()
         self._ticked = 0.0
@@ -186,9 +187,9 @@ class Front:
         Raises:
             Refused: with the HTTP status and a message for the client; nothing of the request is left.
         """
-        request = await self._tokenize.parse(body)
+        request = await self.tokenize.parse(body)
         self._must_serve()
-        prompts = await self._tokenize.ready(request)
+        prompts = await self.tokenize.ready(request)
         streams: list[Stream] = []
         try:
             streams.extend(self._start(self.ingress.open(prompt), None) for prompt in prompts)
@@ -280,7 +281,7 @@ class Front:
         self._stop.set()
         self._bell.ring()
         self._thread.join()
-        self._tokenize.close()
+        self.tokenize.close()
         self._row.state = State.STOPPED
         self._consumer.close()
         for writer in self._writers:

@@ -1,15 +1,12 @@
 """A `/generate` body becomes checked prompts: who asks for what, in ids the scheduler can take.
 
-`decode_body` reads JSON, `parse_generate` checks a body against the model, `Tokenize` turns texts into ids
-on its own threads and analyses stop patterns there, `ready` checks what only the ids can tell. Nothing here
-writes to a ring.
+`decode_body` reads JSON, `parse_generate` checks a body against the model, `ready` checks what only the ids
+can tell; `tokenize` does between them what takes long, on threads. Nothing here writes to a ring.
 """
 
-import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,16 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ring.frames import PROMPT_TAIL, DecodeOptions, LogprobOptions
-from .errors import BadRequest, Unavailable, show
+from .errors import BadRequest, show
 from .fields import boolean, integer, text
-from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, brings_new_patterns, parse_each
+from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, parse_each
 
 MAX_BODY_BYTES = 16 << 20
 MAX_BATCH = 1024
 MAX_RID_CHARACTERS = 256
-MAX_WAITING_TEXTS = 4096
-SHORT_CHARACTERS = 256
-"""Texts this short together are tokenized at once: that takes less than waking a thread and the way back."""
 DRAWN_RIDS = 256
 """Request ids drawn at once: drawing gives the GIL up, and getting it back can take milliseconds."""
 _RIDS: list[str] = []
@@ -51,8 +45,14 @@ GENERATE_FIELDS = (
 class Tokenizer(Protocol):
     """What is needed of `tokenizers.Tokenizer`."""
 
-    def encode(self, sequence: str, /) -> Any:
-        """Return an object whose `ids` are the text's token ids; may be called from any thread."""
+    def encode(self, sequence: str, /, *, add_special_tokens: bool = True) -> Any:
+        """Return an object whose `ids` are the text's token ids, and whose length is how many there are."""
+
+    def encode_batch_fast(self, sequences: list[str], /, *, add_special_tokens: bool = True) -> Any:
+        """Return what `encode` does for each text, with the GIL dropped; may be called from any thread."""
+
+    def decode_batch(self, sequences: list[list[int]], /) -> list[str]:
+        """Return each list's text, with the GIL dropped; may be called from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,7 @@ def ready(prompt: Prompt, ids: NDArray[np.int32] | Sequence[int], stream: bool, 
     if count == 0:
         raise BadRequest(field, "must hold at least one token")
     if count >= model.context_length:
-        raise BadRequest(
-            field,
-            f"has {count} tokens, and the context holds {model.context_length} with the output; shorten it",
-        )
+        raise too_long(field, count, model)
     if wanted is not None and count + wanted > model.context_length:
         raise BadRequest(
             f"{WHERE}.max_new_tokens",
@@ -203,86 +200,11 @@ def ready(prompt: Prompt, ids: NDArray[np.int32] | Sequence[int], stream: bool, 
     return Ready(prompt.rid, array.tobytes(), count, prompt.params, prompt.logprobs, stream)
 
 
-class Tokenize:
-    """Turns texts into ids, long ones on a few threads of its own: no event loop waits for a long prompt,
-    nor for the analysis of a stop pattern.
-
-    At most `waiting` texts and requests are queued or in work; one more is Unavailable at once. Texts that
-    have `short` characters together are tokenized where they are.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        *,
-        threads: int = 2,
-        waiting: int = MAX_WAITING_TEXTS,
-        short: int = SHORT_CHARACTERS,
-    ) -> None:
-        self._model = model
-        self._short = short
-        self._limit = waiting
-        self._in_work = 0
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="outfeed-tokenize")
-
-    async def parse(self, body: Any) -> GenerateRequest:
-        """Check a body as `parse_generate` does, on a thread if it has stop patterns that are not known yet.
-
-        Raises BadRequest, Unavailable.
-        """
-        if type(body) is not dict or not brings_new_patterns(body.get(WHERE)):
-            return parse_generate(body, self._model)
-        if self._in_work >= self._limit:
-            raise Unavailable(
-                f"{self._in_work} requests wait to be checked, at most {self._limit} may; try again soon"
-            )
-        self._in_work += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._pool, parse_generate, body, self._model
-            )
-        finally:
-            self._in_work -= 1
-
-    async def ready(self, request: GenerateRequest) -> list[Ready]:
-        """Tokenize a request's texts and check every prompt. Raises BadRequest, Unavailable."""
-        texts = [prompt.text for prompt in request.prompts if prompt.text is not None]
-        found = iter(await self._encode(texts)) if texts else iter(())
-        done = []
-        for prompt in request.prompts:
-            ids = prompt.ids if prompt.ids is not None else next(found)
-            done.append(ready(prompt, ids, request.stream, self._model))
-        return done
-
-    async def _encode(self, texts: list[str]) -> list[list[int]]:
-        tokenizer = self._model.tokenizer
-        if tokenizer is None:
-            raise BadRequest("text", "needs a tokenizer, and this server runs without one; send input_ids")
-        if self._in_work + len(texts) > self._limit:
-            raise Unavailable(
-                f"{self._in_work} texts wait to be tokenized, at most {self._limit} may; try again soon"
-            )
-        if sum(map(len, texts)) <= self._short:
-            return [_ids_of(tokenizer, text) for text in texts]
-        self._in_work += len(texts)
-        loop = asyncio.get_running_loop()
-        try:
-            return list(
-                await asyncio.gather(
-                    *(loop.run_in_executor(self._pool, _ids_of, tokenizer, text) for text in texts)
-                )
-            )
-        finally:
-            self._in_work -= len(texts)
-
-    def close(self) -> None:
-        """Stop the threads; texts in work are finished, queued ones dropped."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text).ids
-    return ids
+def too_long(field: str, count: int, model: Model) -> BadRequest:
+    """Make the complaint about a prompt of `count` tokens."""
+    return BadRequest(
+        field, f"has {count} tokens, and the context holds {model.context_length} with the output; shorten it"
+    )
 
 
 def make_rid() -> str:

@@ -1,44 +1,23 @@
 """A `/generate` body, from bytes to prompts that may be submitted."""
 
-import asyncio
 import json
 import math
 import os
-import threading
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from outfeed.ingress import request as request_module
-from outfeed.ingress.errors import BadRequest, Unavailable
+from outfeed.ingress.errors import BadRequest
 from outfeed.ingress.request import (
     DRAWN_RIDS,
     Model,
     Ready,
-    Tokenize,
     decode_body,
     make_rid,
     parse_generate,
     ready,
 )
-from outfeed.ingress.stop_regex import CACHE
 
-
-class Words:
-    """A tokenizer of a kind: one id per word. Remembers the threads it was called from."""
-
-    def __init__(self) -> None:
-        self.threads: set[str] = set()
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def encode(self, sequence: str, /) -> Any:
-        self.threads.add(threading.current_thread().name)
-        self.gate.wait(30)
-        return SimpleNamespace(ids=[len(word) for word in sequence.split()])
-
-
-MODEL = Model(vocab_size=1000, context_length=200, tokenizer=Words())
+MODEL = Model(vocab_size=1000, context_length=200, tokenizer=cast(Any, object()))
 BARE = Model(vocab_size=1000, context_length=200)
 
 
@@ -188,91 +167,6 @@ def test_the_prompt_tail_is_the_last_64_ids() -> None:
     done = ready(prompt, prompt.ids, False, BARE)
     assert len(done.input_ids) == 280
     assert done.prompt_tail == done.input_ids[24:]
-
-
-def test_without_a_tokenizer_text_cannot_be_a_prompt() -> None:
-    with pytest.raises(BadRequest, match="input_ids"):
-        asyncio.run(Tokenize(BARE).ready(parse_generate({"text": "a"}, BARE)))
-
-
-def test_tokenizing_happens_on_other_threads_and_keeps_the_order() -> None:
-    words = Words()
-    model = Model(vocab_size=1000, context_length=200, tokenizer=words)
-    tokenize = Tokenize(model, short=0)
-    texts = [" ".join(["x" * n] * 3) for n in range(1, 30)]
-    done = asyncio.run(tokenize.ready(parse_generate({"text": texts}, model)))
-    tokenize.close()
-    assert [int.from_bytes(one.input_ids[:4], "little") for one in done] == list(range(1, 30))
-    assert all(name.startswith("outfeed-tokenize") for name in words.threads)
-
-
-def test_a_short_text_is_tokenized_at_once() -> None:
-    words = Words()
-    model = Model(vocab_size=1000, context_length=200, tokenizer=words)
-    tokenize = Tokenize(model, short=5)
-    for text, here in (("xx yy", True), ("xx yyy", False)):
-        words.threads.clear()
-        asyncio.run(tokenize.ready(parse_generate({"text": text}, model)))
-        assert [name.startswith("outfeed-tokenize") for name in words.threads] == [not here]
-    tokenize.close()
-
-
-def test_new_patterns_are_analysed_on_another_thread_and_known_ones_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    threads = []
-
-    def watched(body: Any, model: Model) -> Any:
-        threads.append(threading.current_thread().name)
-        return parse_generate(body, model)
-
-    monkeypatch.setattr(request_module, "parse_generate", watched)
-    tokenize = Tokenize(MODEL)
-    CACHE.clear()
-    body = {"text": "a", "sampling_params": {"stop_regex": ["END(ING)?", "abc"], "max_new_tokens": 5}}
-    batch = {"text": ["a", "b"], "sampling_params": [{}, {"stop_regex": "new{2}", "max_new_tokens": 5}]}
-    for one, here in ((body, False), (body, True), ({"text": "a"}, True), (batch, False), (batch, True)):
-        threads.clear()
-        assert len(asyncio.run(tokenize.parse(one)).prompts) == (2 if one is batch else 1)
-        assert [not name.startswith("outfeed-tokenize") for name in threads] == [here]
-    with pytest.raises(BadRequest, match="does not compile"):
-        asyncio.run(tokenize.parse({"text": "a", "sampling_params": {"stop_regex": "("}}))
-    bodies: list[Any] = [
-        None,
-        [],
-        {"sampling_params": 5},
-        {"text": "a", "sampling_params": {"stop_regex": 7}},
-    ]
-    for wrong in bodies:
-        with pytest.raises(BadRequest):
-            asyncio.run(tokenize.parse(wrong))
-    tokenize.close()
-
-
-def test_too_many_waiting_texts_are_a_503_and_the_places_come_back() -> None:
-    words = Words()
-    model = Model(vocab_size=1000, context_length=200, tokenizer=words)
-    tokenize = Tokenize(model, waiting=2, short=0)
-
-    async def run() -> None:
-        words.gate.clear()
-        first = asyncio.create_task(tokenize.ready(parse_generate({"text": ["a", "b"]}, model)))
-        await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="2 texts wait"):
-            await tokenize.ready(parse_generate({"text": "c"}, model))
-        words.gate.set()
-        await first
-        await tokenize.ready(parse_generate({"text": "c"}, model))
-
-    asyncio.run(run())
-    tokenize.close()
-
-
-def test_an_empty_text_has_no_tokens() -> None:
-    tokenize = Tokenize(MODEL)
-    with pytest.raises(BadRequest, match="at least one token"):
-        asyncio.run(tokenize.ready(parse_generate({"text": " "}, MODEL)))
-    tokenize.close()
 
 
 def test_bad_server_defaults_stop_the_server_not_the_requests() -> None:
