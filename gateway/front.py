@@ -190,6 +190,7 @@ class Front:
         request = await self.tokenize.parse(body)
         self._must_serve()
         prompts = await self.tokenize.ready(request)
+        self.ingress.must_fit(prompts)
         streams: list[Stream] = []
         try:
             streams.extend(self._start(self.ingress.open(prompt), None) for prompt in prompts)

@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 
 from ..ring.frames import PROMPT_TAIL, DecodeOptions, LogprobOptions
 from .errors import BadRequest, show
-from .fields import boolean, integer, text
+from .fields import Check, boolean, integer, text
 from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, parse_each
 
 MAX_BODY_BYTES = 16 << 20
 MAX_BATCH = 1024
 MAX_RID_CHARACTERS = 256
+MAX_LOGPROB_IDS = 1024
+"""Entries of token_ids_logprob: each is a log probability at every token, of output and prompt."""
+MAX_TOP_LOGPROBS = 128
+"""top_logprobs_num, unless the server says otherwise: OpenAI's clients can ask for 20."""
 DRAWN_RIDS = 256
 """Request ids drawn at once: drawing gives the GIL up, and getting it back can take milliseconds."""
 _RIDS: list[str] = []
@@ -60,7 +64,8 @@ class Model:
     """What requests are checked against.
 
     `context_length` counts prompt and output tokens; `characters_per_token` is how long a token's text is
-    taken to be when a stop_regex is weighed; `defaults` are sampling parameters below the client's own.
+    taken to be when a stop_regex is weighed; `defaults` are sampling parameters below the client's own;
+    `max_top_logprobs` is the most that `top_logprobs_num` may ask for.
     """
 
     vocab_size: int
@@ -68,6 +73,7 @@ class Model:
     tokenizer: Tokenizer | None = None
     characters_per_token: float = CHARACTERS_PER_TOKEN
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    max_top_logprobs: int = MAX_TOP_LOGPROBS
 
     def __post_init__(self) -> None:
         if self.defaults:
@@ -248,6 +254,8 @@ def _token_array(value: Any, name: str, model: Model) -> NDArray[np.int32]:
     """Check a list of ids as a whole, and look for the culprit only when there is one."""
     if type(value) is not list or not value:
         raise BadRequest(name, f"must be a non-empty list of token ids, got {show(value)}")
+    if len(value) >= model.context_length:
+        raise too_long(name, len(value), model)  # before anything is done with each of them
     if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < model.vocab_size:
         return np.array(value, dtype="<i4")
     for index, one in enumerate(value):
@@ -280,59 +288,82 @@ def _rid(value: Any, name: str) -> str:
 
 
 def _logprobs(body: Mapping[str, Any], count: int, batch: bool, model: Model) -> list[LogprobOptions]:
-    """Return each prompt's options; in a batch, a list of an option has one entry per prompt."""
-    if not any(name in body for name, _ in _LOGPROB_DEFAULTS):
-        return [LogprobOptions()] * count
+    """Return each prompt's options; in a batch, a list of an option has one entry per prompt.
 
-    def column(name: str, default: Any) -> list[Any]:
+    What all prompts share is checked once and is one object: a batch costs no more than its body is long.
+    """
+    if not any(name in body for name in _LOGPROB_FIELDS):
+        return [LogprobOptions()] * count
+    checks = _logprob_checks(model)
+
+    def one(name: str, value: Any, field: str) -> Any:
+        return _LOGPROB_FIELDS[name] if value is None else checks[name](value, field)
+
+    def column(name: str) -> list[Any] | None:
+        """Return a value for each prompt; None when they share one."""
         value: Any = body.get(name)
         per_prompt = type(value) is list and batch
         if name == "token_ids_logprob":
-            per_prompt = per_prompt and any(type(one) is list or one is None for one in value)
+            per_prompt = per_prompt and any(type(entry) is list or entry is None for entry in value)
         if not per_prompt:
-            return [(name, default if value is None else value)] * count
+            shared[name] = one(name, value, name)
+            return None
         if len(value) != count:
             raise BadRequest(name, f"a list of it needs one entry per prompt, {count}; got {len(value)}")
-        return [(f"{name}[{i}]", default if one is None else one) for i, one in enumerate(value)]
+        return [one(name, entry, f"{name}[{i}]") for i, entry in enumerate(value)]
 
-    columns = [column(name, default) for name, default in _LOGPROB_DEFAULTS]
-    return [_options(*row, vocab_size=model.vocab_size) for row in zip(*columns, strict=True)]
-
-
-# In the order of LogprobOptions' fields, which is the order `_options` takes them in.
-_LOGPROB_DEFAULTS: tuple[tuple[str, Any], ...] = (
-    ("return_logprob", False),
-    ("top_logprobs_num", 0),
-    ("token_ids_logprob", []),
-    ("logprob_start_len", -1),
-    ("return_text_in_logprobs", False),
-    ("return_hidden_states", False),
-)
-Named = tuple[str, Any]
+    shared: dict[str, Any] = {}
+    columns = {name: found for name in _LOGPROB_FIELDS if (found := column(name)) is not None}
+    if not columns:
+        return [LogprobOptions(**shared)] * count
+    rows = zip(*columns.values(), strict=True)
+    return [LogprobOptions(**shared, **dict(zip(columns, row, strict=True))) for row in rows]
 
 
-def _options(
-    wanted: Named, top: Named, ids: Named, start: Named, texts: Named, hidden: Named, *, vocab_size: int
-) -> LogprobOptions:
-    count = integer(top[1], top[0])
-    if not 0 <= count <= vocab_size:
-        raise BadRequest(top[0], f"must be in [0, {vocab_size}], the vocabulary; got {show(count)}")
-    name, tokens = ids
-    if type(tokens) is not list or len(tokens) > vocab_size:
-        raise BadRequest(name, f"must be a list of at most {vocab_size} token ids, got {show(tokens)}")
-    for index, token in enumerate(tokens):
-        if type(token) is not int or not 0 <= token < vocab_size:
+_LOGPROB_FIELDS: dict[str, Any] = {
+    "return_logprob": False,
+    "top_logprobs_num": 0,
+    "token_ids_logprob": [],
+    "logprob_start_len": -1,
+    "return_text_in_logprobs": False,
+    "return_hidden_states": False,
+}
+"""The fields of LogprobOptions and what each is by default."""
+
+
+def _logprob_checks(model: Model) -> dict[str, Check]:
+    most = min(model.max_top_logprobs, model.vocab_size)
+
+    def top(value: Any, field: str) -> int:
+        if not 0 <= integer(value, field) <= most:
             raise BadRequest(
-                f"{name}[{index}]", f"must be a token id in [0, {vocab_size}), got {show(token)}"
+                field,
+                f"must be in [0, {most}], got {show(value)}: this server gives no more of them for a token",
             )
-    first = integer(start[1], start[0])
-    if first < -1:
-        raise BadRequest(start[0], f"must be at least -1, got {show(first)}")
-    return LogprobOptions(
-        return_logprob=boolean(wanted[1], wanted[0]),
-        top_logprobs_num=count,
-        token_ids_logprob=list(tokens),
-        logprob_start_len=first,
-        return_text_in_logprobs=boolean(texts[1], texts[0]),
-        return_hidden_states=boolean(hidden[1], hidden[0]),
-    )
+        return int(value)
+
+    def ids(value: Any, field: str) -> list[int]:
+        if type(value) is not list or len(value) > MAX_LOGPROB_IDS:
+            raise BadRequest(
+                field, f"must be a list of at most {MAX_LOGPROB_IDS} token ids, got {show(value)}"
+            )
+        for index, token in enumerate(value):
+            if type(token) is not int or not 0 <= token < model.vocab_size:
+                raise BadRequest(
+                    f"{field}[{index}]", f"must be a token id in [0, {model.vocab_size}), got {show(token)}"
+                )
+        return list(value)
+
+    def start(value: Any, field: str) -> int:
+        if integer(value, field) < -1:
+            raise BadRequest(field, f"must be at least -1, got {show(value)}")
+        return int(value)
+
+    return {
+        "return_logprob": boolean,
+        "top_logprobs_num": top,
+        "token_ids_logprob": ids,
+        "logprob_start_len": start,
+        "return_text_in_logprobs": boolean,
+        "return_hidden_states": boolean,
+    }

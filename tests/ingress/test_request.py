@@ -115,13 +115,13 @@ def test_made_rids_are_never_the_same_not_even_in_a_forked_process() -> None:
 
 def test_killer_logprob_options_beyond_the_vocabulary() -> None:
     good = parse_generate(
-        {"text": "a", "return_logprob": True, "top_logprobs_num": 1000, "token_ids_logprob": [0, 999]}, MODEL
+        {"text": "a", "return_logprob": True, "top_logprobs_num": 128, "token_ids_logprob": [0, 999]}, MODEL
     )
-    assert good.prompts[0].logprobs.top_logprobs_num == 1000
+    assert good.prompts[0].logprobs.top_logprobs_num == 128
     assert good.prompts[0].logprobs.token_ids_logprob == [0, 999]
     bad: dict[str, list[Any]] = {
-        "top_logprobs_num": [1001, -1, 2**40, True, 1.5, "1"],
-        "token_ids_logprob": [[1000], [-1], [True], 5, "x", [[1]]],
+        "top_logprobs_num": [129, 1001, -1, 2**40, True, 1.5, "1"],
+        "token_ids_logprob": [[1] * 1025, [1000], [-1], [True], 5, "x", [[1]]],
         "logprob_start_len": [-2, 4, 2**70, "0"],
         "return_logprob": [1, "true", []],
         "return_text_in_logprobs": [0],
@@ -147,6 +147,42 @@ def test_logprob_options_per_prompt() -> None:
     assert refused({"text": ["a", "b"], "top_logprobs_num": [1, 2000]}).field == "top_logprobs_num[1]"
 
 
+def test_what_a_batch_shares_is_one_object_whatever_else_each_prompt_has_of_its_own() -> None:
+    ids = list(range(1000)) + [7] * 24
+    shared: dict[str, Any] = {
+        "text": ["a"] * 1024,
+        "token_ids_logprob": ids,
+        "return_logprob": True,
+        "sampling_params": {"stop": ["END"], "custom_params": {"a": [1, 2]}, "logit_bias": {"5": 1.0}},
+    }
+    prompts = parse_generate(shared, MODEL).prompts
+    assert all(one.logprobs is prompts[0].logprobs for one in prompts)
+    assert all(one.params is prompts[0].params for one in prompts)
+    assert prompts[0].logprobs.token_ids_logprob == ids
+    own: list[tuple[str, list[Any]]] = [
+        ("top_logprobs_num", [3, 4] * 512),
+        ("return_logprob", [True, None] * 512),
+        ("logprob_start_len", [0, -1] * 512),
+    ]
+    for name, values in own:
+        prompts = parse_generate({**shared, name: values}, MODEL).prompts
+        assert [getattr(one.logprobs, name) for one in prompts] == [
+            False if value is None else value for value in values
+        ]
+        assert all(one.logprobs.token_ids_logprob is prompts[0].logprobs.token_ids_logprob for one in prompts)
+
+
+def test_a_server_may_give_more_or_fewer_top_logprobs() -> None:
+    for most, vocabulary in ((5, 1000), (500, 1000), (5000, 1000)):
+        model = Model(vocab_size=vocabulary, context_length=200, max_top_logprobs=most)
+        top = min(most, vocabulary)
+        body = {"input_ids": [1], "top_logprobs_num": top}
+        assert parse_generate(body, model).prompts[0].logprobs.top_logprobs_num == top
+        wrong = refused({"input_ids": [1], "top_logprobs_num": top + 1}, model)
+        assert wrong.field == "top_logprobs_num"
+        assert f"[0, {top}]" in wrong.message
+
+
 def test_the_context_holds_prompt_and_output() -> None:
     def one(ids: int, params: dict[str, Any]) -> Ready:
         prompt = parse_generate({"input_ids": [1] * ids, "sampling_params": params}, BARE).prompts[0]
@@ -159,6 +195,13 @@ def test_the_context_holds_prompt_and_output() -> None:
         one(101, {"max_new_tokens": 100})
     with pytest.raises(BadRequest, match="context holds 200"):
         one(200, {"max_new_tokens": None})
+
+
+def test_a_list_that_is_too_long_is_refused_before_its_entries_are_looked_at() -> None:
+    for ids, where in (([None] * 200, "input_ids"), ([[1], [None] * 200], "input_ids[1]")):
+        wrong = refused({"input_ids": ids}, BARE)
+        assert wrong.field == where
+        assert "has 200 tokens, and the context holds 200" in wrong.message
 
 
 def test_the_prompt_tail_is_the_last_64_ids() -> None:
