@@ -19,6 +19,7 @@ import msgspec
 
 from .. import __version__
 from ..ingress.errors import BadRequest, Refused, Unavailable, show
+from ..ingress.fields import text
 from ..ingress.request import MAX_RID_CHARACTERS, decode_body
 from ..sink import ChunkEvent, Done, Error
 from . import generate, openai
@@ -269,6 +270,7 @@ class App:
                 raise BadRequest(
                     "rid", f"must be a string of 1 to {MAX_RID_CHARACTERS} characters, got {show(rid)}"
                 )
+            text(rid, "rid")
         except Refused as error:
             return self._fail(exchange, error.status, error.message)
         aborted = self.backend.abort(rid)
@@ -295,6 +297,14 @@ class App:
         """Run a handler in a task of its own, which ends when the client goes; `always`: in a drain too."""
 
         async def run(exchange: Exchange) -> None:
+            try:
+                await answer(exchange)
+            except Exception:
+                # Not even the refusal could be said. No answer would leave the client waiting for ever.
+                log.exception("%s could not be answered", exchange.request.path)
+                exchange.cut()
+
+        async def answer(exchange: Exchange) -> None:
             openai_shape = exchange.request.path.startswith("/v1")
             try:
                 await handler(exchange)
@@ -305,6 +315,8 @@ class App:
                     self._fail(exchange, 503, "the server is stopping; send the request again", openai_shape)
             except Exception:
                 log.exception("%s failed", exchange.request.path)
+                if exchange.status:
+                    return exchange.cut()  # its answer has begun: another one cannot follow it
                 self._fail(exchange, 500, "the server failed on this request; its log says why", openai_shape)
 
         def start(exchange: Exchange) -> None:

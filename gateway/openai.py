@@ -268,7 +268,12 @@ def _response_format(value: Any, params: dict[str, Any]) -> None:
     if kind == "json_object":
         params["json_schema"] = '{"type": "object"}'
     elif kind == "json_schema" and type(value.get("json_schema")) is dict:
-        params["json_schema"] = _encode(value["json_schema"].get("schema", {})).decode()
+        try:
+            params["json_schema"] = _encode(value["json_schema"].get("schema", {})).decode()
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise BadRequest(
+                "response_format.json_schema.schema", f"cannot be written as JSON again: {error}"
+            ) from None
     else:
         raise BadRequest(
             "response_format", "must have type text, json_object, or json_schema with a json_schema"

@@ -6,6 +6,7 @@ can tell; `tokenize` does between them what takes long, on threads. Nothing here
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -28,6 +29,8 @@ MAX_TOP_LOGPROBS = 128
 """top_logprobs_num, unless the server says otherwise: OpenAI's clients can ask for 20."""
 DRAWN_RIDS = 256
 """Request ids drawn at once: drawing gives the GIL up, and getting it back can take milliseconds."""
+HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+"""How JSON spells a surrogate; two that are a pair are found as well."""
 _RIDS: list[str] = []
 os.register_at_fork(after_in_child=_RIDS.clear)
 
@@ -150,10 +153,28 @@ def decode_body(body: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BO
     if b"Infinity" in raw or b"NaN" in raw:
         # Python clients write these; a logit_bias of -Infinity is meant, and NaN deserves a field's name.
         try:
-            return json.loads(raw)
+            value = json.loads(raw.decode())
         except (ValueError, RecursionError) as error:
             problem = str(error)
+        else:
+            if HALF_A_PAIR.search(raw):
+                _must_be_text(value)
+            return value
     raise BadRequest("", f"the body is not JSON: {problem[:200]}")
+
+
+def _must_be_text(value: Any) -> None:
+    """Refuse a decoded body that holds half a surrogate pair: Python reads it, and nothing can send it on."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if type(one) is str and not one.isascii():
+            text(one, "body")
+        elif type(one) is list:
+            left += one
+        elif type(one) is dict:
+            left += one
+            left += one.values()
 
 
 def parse_generate(body: Any, model: Model) -> GenerateRequest:

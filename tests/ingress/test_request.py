@@ -229,6 +229,36 @@ def test_what_is_not_json_is_a_400(body: bytes) -> None:
         parse_generate(decode_body(body), MODEL)
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1"])
+@pytest.mark.parametrize("half", [r"\ud800", r"\uDFFF", r"a\uDBffb", r"\udc00\ud800", r"\\\ud800"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '"%s"',
+        '["%s"]',
+        '{"%s": 1}',
+        '{"a": {"b": ["%s"]}}',
+        '{"a": [{"%s": []}]}',
+        '{"a": [[], ["x", "%s"]]}',
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_wherever_it_is(body: str, half: str, number: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode_body(f'{{"x": {number}, "y": {body % half}}}'.encode())
+    assert caught.value.message.isascii()
+
+
+def test_pairs_and_escaped_backslashes_are_text() -> None:
+    body = decode_body(rb'{"a": "\ud83d\uDE00", "b": "\\ud800", "\ud83d\ude00": NaN}')
+    assert (body["a"], body["b"], set(body)) == ("😀", r"\ud800", {"a", "b", "😀"})
+
+
+def test_python_numbers_do_not_bring_other_encodings() -> None:
+    for encoding in ("utf-16", "utf-32", "utf-8-sig"):
+        with pytest.raises(BadRequest, match="not JSON"):
+            decode_body('{"a": NaN}'.encode(encoding))
+
+
 def test_a_huge_body_is_refused_before_it_is_read() -> None:
     with pytest.raises(BadRequest, match="at most 100"):
         decode_body(b"[" * 101, max_bytes=100)
