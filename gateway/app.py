@@ -35,6 +35,8 @@ from .shapes import error_json
 log = logging.getLogger(__name__)
 
 RETRY_AFTER: Final = ((b"retry-after", b"1"),)
+MAX_ABORT_BYTES: Final = 16 << 10
+"""The body of an abort, which is read where it is."""
 PROBE_S: Final = 20.0
 """How long `/health_generate` waits for its one token."""
 
@@ -137,7 +139,7 @@ class App:
     # Generation.
 
     async def _generate(self, exchange: Exchange) -> None:
-        body = self._body(exchange)
+        body = await self._body(exchange)
         streams = await self._submit(body)
         started = exchange.started
         batch = _is_batch(body)
@@ -158,13 +160,13 @@ class App:
         self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render, openai=False))
 
     async def _completions(self, exchange: Exchange) -> None:
-        body, wanted = openai.completion_body(self._body(exchange), self.backend.name)
+        body, wanted = openai.completion_body(await self._body(exchange), self.backend.name)
         if wanted.echo is not None:
             wanted.echo = await self._prompt_texts(body)
         await self._openai(exchange, body, wanted)
 
     async def _chat(self, exchange: Exchange) -> None:
-        body, wanted, asked = openai.chat_body(self._body(exchange), self.backend.name)
+        body, wanted, asked = openai.chat_body(await self._body(exchange), self.backend.name)
         messages = check_messages(asked.get("messages"))
         if self.template is None:
             raise BadRequest(
@@ -264,7 +266,7 @@ class App:
 
     def _abort_request(self, exchange: Exchange) -> None:
         try:
-            body = decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)
+            body = decode_body(exchange.request.body, max_bytes=MAX_ABORT_BYTES)
             rid = body.get("rid") if type(body) is dict else None
             if type(rid) is not str or not 0 < len(rid) <= MAX_RID_CHARACTERS:
                 raise BadRequest(
@@ -341,8 +343,8 @@ class App:
             return True
         return hmac.compare_digest(exchange.request.headers.get(b"authorization", b""), self._expected)
 
-    def _body(self, exchange: Exchange) -> Any:
-        return decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)
+    async def _body(self, exchange: Exchange) -> Any:
+        return await self.backend.tokenize.read(exchange.request.body, self.limits.body_bytes)
 
     async def _submit(self, body: Any) -> Sequence[Stream]:
         if self._prompts >= self.limits.requests:
@@ -392,6 +394,9 @@ def _are_ids(value: Any) -> bool:
         return False
     prompts = value if type(value[0]) is list else [value]
     return all(
-        type(prompt) is list and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt)
+        type(prompt) is list
+        and set(map(type, prompt)) == {int}
+        and min(prompt) >= 0
+        and max(prompt) < 1 << 31
         for prompt in prompts
     )

@@ -1,4 +1,4 @@
-"""What of a request takes long, on a few threads: tokenizing its texts, analysing its stop patterns.
+"""What of a request takes long, on threads: reading it, tokenizing its texts, analysing its stop patterns.
 
 Long calls into the tokenizer are made through its batch methods: `Tokenizer.encode` and `decode` keep the GIL
 for as long as they take, which is a second for a megabyte, and nothing else of the process runs meanwhile.
@@ -13,12 +13,26 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from .errors import BadRequest, Unavailable
-from .request import GenerateRequest, Model, Ready, Tokenizer, parse_generate, ready, too_long
+from .request import (
+    MAX_ENTRIES,
+    GenerateRequest,
+    Model,
+    Ready,
+    Tokenizer,
+    decode_body,
+    parse_generate,
+    ready,
+    too_long,
+)
 from .sampling import WHERE, brings_new_patterns
 
 MAX_WAITING_TEXTS = 4096
 SHORT_CHARACTERS = 256
 """Texts this short together are tokenized at once: that takes less than waking a thread and the way back."""
+SHORT_BODY = 256 << 10
+"""Bytes of a body that is read where it is."""
+MANY_IDS = 16_384
+"""Ids of a request, of all its prompts together, that are checked on a thread."""
 NOT_IN_UTF8: Final = frozenset(map(chr, (0xC0, 0xC1, *range(0xF5, 0x100))))
 """Bytes that no UTF-8 text has, as byte-level tokens spell them."""
 NFC_SHRINKS: Final = 3
@@ -51,13 +65,28 @@ class Tokenize:
         self._measured = False
         self._longest: int | None = None
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="outfeed-tokenize")
+        # Of its own, so that a body that is soon read need not wait for long texts.
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="outfeed-body")
+
+    async def read(self, raw: bytes | bytearray, max_bytes: int) -> Any:
+        """Read a body as `decode_body` does, on a thread if it is long. Raises BadRequest, Unavailable.
+
+        However long the context is, two prompts that fill it are not too many entries.
+        """
+        entries = max(MAX_ENTRIES, 2 * self._model.context_length + SHORT_BODY)
+        decode = functools.partial(decode_body, max_bytes=max_bytes, max_entries=entries)
+        if len(raw) <= SHORT_BODY:
+            return decode(raw)
+        (body,) = await self._on_threads("requests wait to be read", decode, [raw], self._reading)
+        return body
 
     async def parse(self, body: Any) -> GenerateRequest:
-        """Check a body as `parse_generate` does, on a thread if it has stop patterns that are not known yet.
+        """Check a body as `parse_generate` does, on a thread if it has stop patterns that are not known yet,
+        or very many ids.
 
         Raises BadRequest, Unavailable.
         """
-        if type(body) is not dict or not brings_new_patterns(body.get(WHERE)):
+        if type(body) is not dict or not (brings_new_patterns(body.get(WHERE)) or _has_many_ids(body)):
             return parse_generate(body, self._model)
         check = functools.partial(parse_generate, model=self._model)
         (request,) = await self._on_threads("requests wait to be checked", check, [body])
@@ -99,6 +128,7 @@ class Tokenize:
     def close(self) -> None:
         """Stop the threads; texts in work are finished, queued ones dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._reading.shutdown(wait=True, cancel_futures=True)
 
     def _tokenizer(self, field: str) -> Tokenizer:
         if self._model.tokenizer is None:
@@ -139,19 +169,31 @@ class Tokenize:
             raise Unavailable(f"{self._in_work} {what}, at most {self._limit} may; try again soon")
 
     async def _on_threads(
-        self, what: str, work: Callable[[Any], Result], parts: Sequence[Any]
+        self,
+        what: str,
+        work: Callable[[Any], Result],
+        parts: Sequence[Any],
+        pool: ThreadPoolExecutor | None = None,
     ) -> list[Result]:
         """Do `work(part)` for each part; their number counts until all are done or nobody waits."""
         self._admit(len(parts), what)
         self._in_work += len(parts)
         loop = asyncio.get_running_loop()
-        running = [loop.run_in_executor(self._pool, work, part) for part in parts]
+        running = [loop.run_in_executor(pool or self._pool, work, part) for part in parts]
         try:
             return list(await asyncio.gather(*running))
         finally:
             for one in running:
                 one.cancel()  # what was not begun when another failed, or the client left
             self._in_work -= len(parts)
+
+
+def _has_many_ids(body: dict[str, Any]) -> bool:
+    ids = body.get("input_ids")
+    if type(ids) is not list:
+        return False
+    # Entries that are no lists are counted too: they are looked through for the message.
+    return len(ids) > MANY_IDS or sum(len(one) for one in ids if type(one) is list) > MANY_IDS
 
 
 def longest_token(tokenizer: Any) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from outfeed.ingress import tokenize as tokenize_module
 from outfeed.ingress.errors import BadRequest, Unavailable
-from outfeed.ingress.request import Model, parse_generate
+from outfeed.ingress.request import Model, decode_body, parse_generate
 from outfeed.ingress.stop_regex import CACHE
 from outfeed.ingress.tokenize import Tokenize, longest_token
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -361,3 +361,52 @@ def test_what_is_decoded_counts_among_what_waits() -> None:
     asyncio.run(run())
     tokenize.close()
     assert all(name.startswith("outfeed-tokenize") for name in words.threads)
+
+
+def test_a_long_body_is_read_on_a_thread_and_a_short_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def watched(raw: bytes, **limits: int) -> Any:
+        threads.append(threading.current_thread().name)
+        return decode_body(raw, **limits)
+
+    monkeypatch.setattr(tokenize_module, "decode_body", watched)
+    tokenize = Tokenize(MODEL, waiting=1)
+    for size, here in ((1000, True), (300_000, False)):
+        threads.clear()
+        raw = b'{"text": "%b"}' % (b"x" * size)
+        assert asyncio.run(tokenize.read(raw, 1 << 20)) == {"text": "x" * size}
+        assert [not name.startswith("outfeed-body") for name in threads] == [here]
+    with pytest.raises(BadRequest, match="entries"):
+        asyncio.run(tokenize.read(b"[%b1]" % (b"1," * (1 << 19)), 16 << 20))
+    tokenize.close()
+    with pytest.raises(Unavailable, match="wait to be read"):
+        asyncio.run(Tokenize(MODEL, waiting=0).read(b" " * 300_000, 1 << 20))
+
+
+def test_two_prompts_that_fill_the_context_have_few_enough_entries_however_long_it_is() -> None:
+    tokenize = Tokenize(Model(vocab_size=10, context_length=1 << 19))
+    raw = b'{"input_ids": [%b]}' % b",".join([b"[%b]" % b",".join([b"1"] * ((1 << 19) - 1))] * 2)
+    assert len(asyncio.run(tokenize.read(raw, 16 << 20))["input_ids"]) == 2
+    tokenize.close()
+
+
+@pytest.mark.parametrize("ids", [[1] * 20_000, [[1] * 5_000] * 4, [None] * 20_000])
+def test_very_many_ids_are_checked_on_a_thread(ids: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def watched(body: Any, model: Model) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse_generate(body, model)
+
+    monkeypatch.setattr(tokenize_module, "parse_generate", watched)
+    tokenize = Tokenize(Model(vocab_size=10, context_length=1 << 19))
+    for given, here in (([1, 2], True), (ids, False)):
+        threads.clear()
+        if given[0] is None:
+            with pytest.raises(BadRequest, match=r"input_ids\[0\]"):
+                asyncio.run(tokenize.parse({"input_ids": given}))
+        else:
+            asyncio.run(tokenize.parse({"input_ids": given}))
+        assert [not name.startswith("outfeed-tokenize") for name in threads] == [here]
+    tokenize.close()
