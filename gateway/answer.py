@@ -51,6 +51,7 @@ class Answer:
         self._on_end = on_end
         self._feeds = [Feed(self, index, stream) for index, stream in enumerate(streams)]
         self._left = self.prompts = len(streams)
+        self._next = 0
 
     def start(self) -> None:
         """Begin to take items."""
@@ -100,7 +101,12 @@ class Answer:
         self.close()
 
     def _room(self) -> None:
-        for feed in self._feeds:
+        """Let held streams go on, from the one that found no room the last time: all get their turn."""
+        feeds = self._feeds
+        for feed in feeds[self._next :] + feeds[: self._next]:
+            if not self.takes():
+                self._next = feed.index
+                return
             if feed.held:
                 feed.ready()
 
