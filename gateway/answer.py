@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..sink import ChunkEvent, Control, Done, Error, Frame, SinkClosed, SinkEnded, request_error
-from ..sink.events import Merger
 from .backend import Stream
 from .connection import Exchange
 from .metrics import Metrics
@@ -222,10 +221,18 @@ class StreamAnswer(Answer):
         self.exchange.finish(self._pending + closing + DONE)
 
 
+class Collector(Protocol):
+    """One prompt's whole answer in the making."""
+
+    def add(self, event: ChunkEvent) -> int:
+        """Add an event; return how many bytes of answer there are now, about."""
+
+
 class WholeAnswer(Answer):
     """One response when every stream has ended; the first failure is the whole answer's.
 
-    render(events) makes the body from each stream's events added up.
+    Each stream's events go to its collector as they come; render() makes the body of what they collected. An
+    answer that grows beyond `most` bytes fails: it would have to be kept, and sent, in one piece.
     """
 
     def __init__(
@@ -234,21 +241,30 @@ class WholeAnswer(Answer):
         streams: Sequence[Stream],
         metrics: Metrics,
         on_end: Callable[[Answer], None],
-        render: Callable[[list[ChunkEvent]], bytes],
+        collectors: Sequence[Collector],
+        render: Callable[[], bytes],
         openai: bool,
+        most: int,
     ) -> None:
         super().__init__(exchange, streams, metrics, on_end)
-        self._sums: list[Merger | None] = [None] * len(streams)
+        self._collectors = collectors
+        self._sizes = [0] * len(streams)
+        self._size = 0
         self._render = render
         self._openai = openai
+        self._most = most
 
     def event(self, index: int, event: ChunkEvent) -> None:
         """Add it up."""
-        known = self._sums[index]
-        if known is None:
-            self._sums[index] = Merger(event)
-        else:
-            known.add(event)
+        size = self._collectors[index].add(event)
+        self._size += size - self._sizes[index]
+        self._sizes[index] = size
+        if self._size > self._most:
+            message = (
+                f"the answer has more than {self._most} bytes, the most that is sent in one piece: stream "
+                "it, or ask for fewer tokens, log probabilities or prompts"
+            )
+            self.failure(index, Error(400, "answer_too_large", message))
 
     def failure(self, index: int, error: Error) -> None:
         """Answer with it, and give the other streams up."""
@@ -258,7 +274,7 @@ class WholeAnswer(Answer):
 
     def complete(self) -> None:
         """Answer."""
-        self.exchange.respond(200, self._render([one.event() for one in self._sums if one is not None]))
+        self.exchange.respond(200, self._render())
 
 
 def failure_event(error: Error, openai: bool = False, index: int | None = None) -> bytes:

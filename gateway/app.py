@@ -21,9 +21,9 @@ from .. import __version__
 from ..ingress.errors import BadRequest, Refused, Unavailable, show
 from ..ingress.fields import text
 from ..ingress.request import MAX_RID_CHARACTERS, decode_body
-from ..sink import ChunkEvent, Done, Error
+from ..sink import Done, Error
 from . import generate, openai
-from .answer import Answer, StreamAnswer, WholeAnswer
+from .answer import Answer, Collector, StreamAnswer, WholeAnswer
 from .backend import Backend, Stream
 from .chat import RESERVED, ChatTemplate, check_messages
 from .connection import Exchange
@@ -152,12 +152,10 @@ class App:
             ]
             self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers))
             return
-        rids = [stream.rid for stream in streams]
-
-        def render(events: list[ChunkEvent]) -> bytes:
-            return generate.render_whole(rids, events, started, batch)
-
-        self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render, openai=False))
+        answers = [generate.WholeResponse(stream.rid, started) for stream in streams]
+        self._whole(
+            exchange, streams, answers, lambda: generate.render_whole(answers, batch), openai_shape=False
+        )
 
     async def _completions(self, exchange: Exchange) -> None:
         body, wanted = openai.completion_body(await self._body(exchange), self.backend.name)
@@ -187,11 +185,10 @@ class App:
     async def _openai(self, exchange: Exchange, body: dict[str, Any], wanted: Wanted) -> None:
         streams = await self._submit(body)
         if not wanted.stream:
-
-            def render(events: list[ChunkEvent]) -> bytes:
-                return openai.render_whole(wanted, events)
-
-            self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render, openai=True))
+            choices = [openai.ChoiceSum(wanted) for _ in streams]
+            self._whole(
+                exchange, streams, choices, lambda: openai.render_whole(wanted, choices), openai_shape=True
+            )
             return
         usage = Usage()
         renderers = [OpenAIStream(wanted, index, usage) for index in range(len(streams))]
@@ -353,6 +350,19 @@ class App:
                 f"{self._prompts} prompts are being answered, at most {most} may; try again soon"
             )
         return await self.backend.submit(body)
+
+    def _whole(
+        self,
+        exchange: Exchange,
+        streams: Sequence[Stream],
+        collectors: Sequence[Collector],
+        render: Callable[[], bytes],
+        openai_shape: bool,
+    ) -> None:
+        most = self.limits.answer_bytes
+        self._run(
+            WholeAnswer(exchange, streams, self.metrics, self._ended, collectors, render, openai_shape, most)
+        )
 
     def _run(self, answer: Answer) -> None:
         self._prompts += answer.prompts

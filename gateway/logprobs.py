@@ -6,9 +6,46 @@ A token's text is what the shard sent with the columns; one it did not send is s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from ..sink.columns import Columns
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class LogprobsSum:
+    """The `logprobs` of a whole choice, each event's rendered once, as it comes."""
+
+    __slots__ = ("_chat", "_lists", "_offset")
+
+    def __init__(self, chat: bool) -> None:
+        self._chat = chat
+        self._offset = 0
+        empty = chat_logprobs(None) if chat else completion_logprobs(None, 0)
+        self._lists = {name: bytearray() for name in empty}
+
+    @property
+    def size(self) -> int:
+        """Bytes rendered so far."""
+        return sum(map(len, self._lists.values()))
+
+    def add(self, columns: Columns | None) -> None:
+        """Append an event's."""
+        if self._chat:
+            rendered = chat_logprobs(columns)
+        else:
+            rendered = completion_logprobs(columns, self._offset)
+            self._offset += sum(map(len, rendered["tokens"]))
+        for name, known in self._lists.items():
+            if more := _encode(rendered[name])[1:-1]:
+                known += b"," + more if known else more
+
+    def json(self) -> msgspec.Raw:
+        """Return the object."""
+        members = [b'"%b":[%b]' % (name.encode(), bytes(inner)) for name, inner in self._lists.items()]
+        return msgspec.Raw(b"{%b}" % b",".join(members))
 
 
 def completion_logprobs(columns: Columns | None, offset: int) -> dict[str, Any]:

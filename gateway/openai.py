@@ -17,7 +17,7 @@ import msgspec
 from ..ingress.errors import BadRequest, show
 from ..sink import ChunkEvent, Error
 from .answer import failure_event
-from .logprobs import chat_logprobs, completion_logprobs
+from .logprobs import LogprobsSum, chat_logprobs, completion_logprobs
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -205,21 +205,43 @@ def usage_chunk(wanted: Wanted, usage: Usage) -> bytes:
     return b"data: %b\n\n" % _encode({**_envelope(wanted, stream=True), "choices": [], "usage": usage.json()})
 
 
-def render_whole(wanted: Wanted, events: Sequence[ChunkEvent]) -> bytes:
+class ChoiceSum:
+    """One prompt's choice of a whole response; log probabilities are rendered as they come."""
+
+    __slots__ = ("last", "logprobs", "text")
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.text = bytearray()
+        self.logprobs = LogprobsSum(wanted.chat) if wanted.logprobs else None
+        self.last: ChunkEvent | None = None
+
+    def add(self, event: ChunkEvent) -> int:
+        """Add an event; return how many bytes there are now."""
+        self.text += event.text_utf8
+        self.last = event
+        if self.logprobs is None:
+            return len(self.text)
+        self.logprobs.add(event.columns)
+        return len(self.text) + self.logprobs.size
+
+
+def render_whole(wanted: Wanted, sums: Sequence[ChoiceSum]) -> bytes:
     """Render a whole response, a choice for each prompt."""
     usage = Usage()
     choices = []
-    for index, event in enumerate(events):
-        usage.count(event)
-        finish = event.finish
-        text = event.text if wanted.echo is None else wanted.echo[index] + event.text
+    for index, one in enumerate(sums):
+        assert one.last is not None
+        usage.count(one.last)
+        finish = one.last.finish
+        text = one.text.decode()
+        if wanted.echo is not None:
+            text = wanted.echo[index] + text
         choice: dict[str, Any] = {"index": index}
         if wanted.chat:
             choice["message"] = {"role": "assistant", "content": text}
-            choice["logprobs"] = chat_logprobs(event.columns) if wanted.logprobs else None
         else:
             choice["text"] = text
-            choice["logprobs"] = completion_logprobs(event.columns, 0) if wanted.logprobs else None
+        choice["logprobs"] = None if one.logprobs is None else one.logprobs.json()
         choice["finish_reason"] = None if finish is None else finish.type
         choice["matched_stop"] = None if finish is None else finish.matched
         choices.append(choice)
