@@ -177,7 +177,8 @@ class Feed:
 class StreamAnswer(Answer):
     """Server-sent events, each as soon as the client takes it.
 
-    closing() is called after the last stream's end for what comes before `[DONE]`.
+    closing() is called after the last stream's end for what comes before `[DONE]`. A stream whose event has
+    more than `most` bytes, as one that says everything so far may in the end, fails.
     """
 
     def __init__(
@@ -187,10 +188,12 @@ class StreamAnswer(Answer):
         metrics: Metrics,
         on_end: Callable[[Answer], None],
         renderers: Sequence[Renderer],
+        most: int,
         closing: Callable[[], bytes] | None = None,
     ) -> None:
         super().__init__(exchange, streams, metrics, on_end)
         self._renderers = renderers
+        self._most = most
         self._closing = closing
         self._pending = b""
 
@@ -206,7 +209,9 @@ class StreamAnswer(Answer):
     def event(self, index: int, event: ChunkEvent) -> None:
         """Send it; the very last goes out with the stream's end."""
         data = self._renderers[index].delta(event)
-        if event.finish is not None and self._left == 1:
+        if len(data) > self._most:
+            self._too_large(index, event)
+        elif event.finish is not None and self._left == 1:
             self._pending = data
         else:
             self.exchange.send(data)
@@ -214,6 +219,18 @@ class StreamAnswer(Answer):
     def failure(self, index: int, error: Error) -> None:
         """Send it as an event."""
         self.exchange.send(self._renderers[index].failure(error))
+
+    def _too_large(self, index: int, event: ChunkEvent) -> None:
+        message = (
+            f"an event of the stream has more than {self._most} bytes, the most that is sent in one piece: "
+            "ask for fewer tokens or log probabilities, or run the server with --incremental"
+        )
+        self.failure(index, Error(400, "answer_too_large", message))
+        if event.finish is None:
+            feed = self._feeds[index]
+            feed.over = True
+            feed.stream.close()
+            self.ended()
 
     def complete(self) -> None:
         """End the stream."""

@@ -150,7 +150,8 @@ class App:
                 kind(stream.rid, started, cumulative, index if batch else None)
                 for index, stream in enumerate(streams)
             ]
-            self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers))
+            most = self.limits.answer_bytes
+            self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, most))
             return
         answers = [generate.WholeResponse(stream.rid, started) for stream in streams]
         self._whole(
@@ -196,7 +197,8 @@ class App:
         def closing() -> bytes:
             return openai.usage_chunk(wanted, usage) if wanted.usage else b""
 
-        self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, closing))
+        most = self.limits.answer_bytes
+        self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, most, closing))
 
     async def _prompt_texts(self, body: dict[str, Any]) -> list[str]:
         """Return the prompts as text, to be echoed."""

@@ -39,7 +39,7 @@ class Limits:
     """Bytes that may wait in a connection's own buffer before what follows waits, and merges, in its sink."""
 
     answer_bytes: int = 32 << 20
-    """A whole answer, of a request without `stream`; above it the request is aborted and answered 400."""
+    """A whole answer, or one event of a stream; above it the request is aborted, its client reads a 400."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

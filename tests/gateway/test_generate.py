@@ -365,6 +365,28 @@ def test_an_answer_that_grows_too_large_to_be_sent_whole_is_a_400_and_aborted(
     assert b"stream it" in refused
 
 
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_cumulative_stream_whose_events_grow_too_large_fails_alone(
+    serve: Serve, prompts: int, last: bool
+) -> None:
+    running = serve(limits=Limits(answer_bytes=20_000))
+    client = running.raw()
+    client.post("/generate", {"text": ["x"] * prompts, "stream": True})
+    large, *others = (running.stream(number) for number in range(prompts))
+    running.loop.call_soon_threadsafe(large.say, "long " * 3000)
+    got = client.until(b"}\n\n")
+    running.loop.call_soon_threadsafe(large.end if last else large.say, "long " * 3000)
+    if not last:
+        eventually(lambda: large.closed, "aborted")
+    for played in others:
+        running.loop.call_soon_threadsafe(played.end, "fine")
+    got += client.until(b"data: [DONE]\n\n")
+    assert b"--incremental" in got
+    assert b'"code":400' in got
+    assert got.count(b'"text":"fine"') == len(others)
+
+
 @given(
     st.lists(
         st.tuples(
