@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..sink import ChunkEvent, Control, Done, Error, Frame, SinkClosed, SinkEnded, request_error
-from ..sink.events import Merger
 from .backend import Stream
 from .exchange import Exchange
 from .metrics import Metrics
@@ -53,6 +52,7 @@ class Answer:
         self._on_end = on_end
         self._feeds = [Feed(self, index, stream) for index, stream in enumerate(streams)]
         self._left = self.prompts = len(streams)
+        self._next = 0
 
     def start(self) -> None:
         """Begin to take items."""
@@ -114,7 +114,12 @@ class Answer:
         self.close()
 
     def _room(self) -> None:
-        for feed in self._feeds:
+        """Let held streams go on, from the one that found no room the last time: all get their turn."""
+        feeds = self._feeds
+        for feed in feeds[self._next :] + feeds[: self._next]:
+            if not self.takes():
+                self._next = feed.index
+                return
             if feed.held:
                 feed.ready()
 
@@ -186,7 +191,8 @@ class Feed:
 class StreamAnswer(Answer):
     """Server-sent events, each as soon as the client takes it.
 
-    closing() is called after the last stream's end for what comes before `[DONE]`.
+    closing() is called after the last stream's end for what comes before `[DONE]`. A stream whose event has
+    more than `most` bytes, as one that says everything so far may in the end, fails.
     """
 
     def __init__(
@@ -196,10 +202,12 @@ class StreamAnswer(Answer):
         metrics: Metrics,
         on_end: Callable[[Answer], None],
         renderers: Sequence[Renderer],
+        most: int,
         closing: Callable[[], bytes] | None = None,
     ) -> None:
         super().__init__(exchange, streams, metrics, on_end)
         self._renderers = renderers
+        self._most = most
         self._closing = closing
         self._pending = b""
 
@@ -215,7 +223,9 @@ class StreamAnswer(Answer):
     def event(self, index: int, event: ChunkEvent) -> None:
         """Send it; the very last goes out with the stream's end."""
         data = self._renderers[index].delta(event)
-        if event.finish is not None and self._left == 1:
+        if len(data) > self._most:
+            self._too_large(index, event)
+        elif event.finish is not None and self._left == 1:
             self._pending = data
         else:
             self.exchange.send(data)
@@ -224,16 +234,36 @@ class StreamAnswer(Answer):
         """Send it as an event."""
         self.exchange.send(self._renderers[index].failure(error))
 
+    def _too_large(self, index: int, event: ChunkEvent) -> None:
+        message = (
+            f"an event of the stream has more than {self._most} bytes, the most that is sent in one piece: "
+            "ask for fewer tokens or log probabilities, or run the server with --incremental"
+        )
+        self.failure(index, Error(400, "answer_too_large", message))
+        if event.finish is None:
+            feed = self._feeds[index]
+            feed.over = True
+            feed.stream.close()
+            self.ended()
+
     def complete(self) -> None:
         """End the stream."""
         closing = b"" if self._closing is None else self._closing()
         self.exchange.finish(self._pending + closing + DONE)
 
 
+class Collector(Protocol):
+    """One prompt's whole answer in the making."""
+
+    def add(self, event: ChunkEvent) -> int:
+        """Add an event; return how many bytes of answer there are now, about."""
+
+
 class WholeAnswer(Answer):
     """One response when every stream has ended; the first failure is the whole answer's.
 
-    render(events) makes the body from each stream's events added up.
+    Each stream's events go to its collector as they come; render() makes the body of what they collected. An
+    answer that grows beyond `most` bytes fails: it would have to be kept, and sent, in one piece.
     """
 
     def __init__(
@@ -242,19 +272,28 @@ class WholeAnswer(Answer):
         streams: Sequence[Stream],
         metrics: Metrics,
         on_end: Callable[[Answer], None],
-        render: Callable[[list[ChunkEvent]], bytes],
+        collectors: Sequence[Collector],
+        render: Callable[[], bytes],
+        most: int,
     ) -> None:
         super().__init__(exchange, streams, metrics, on_end)
-        self._sums: list[Merger | None] = [None] * len(streams)
+        self._collectors = collectors
+        self._sizes = [0] * len(streams)
+        self._size = 0
         self._render = render
+        self._most = most
 
     def event(self, index: int, event: ChunkEvent) -> None:
         """Add it up."""
-        known = self._sums[index]
-        if known is None:
-            self._sums[index] = Merger(event)
-        else:
-            known.add(event)
+        size = self._collectors[index].add(event)
+        self._size += size - self._sizes[index]
+        self._sizes[index] = size
+        if self._size > self._most:
+            message = (
+                f"the answer has more than {self._most} bytes, the most that is sent in one piece: stream "
+                "it, or ask for fewer tokens, log probabilities or prompts"
+            )
+            self.failure(index, Error(400, "answer_too_large", message))
 
     def failure(self, index: int, error: Error) -> None:
         """Answer with it, and give the other streams up."""
@@ -264,7 +303,7 @@ class WholeAnswer(Answer):
 
     def complete(self) -> None:
         """Answer."""
-        self.exchange.respond(200, self._render([one.event() for one in self._sums if one is not None]))
+        self.exchange.respond(200, self._render())
 
 
 def failure_event(error: Error, openai: bool = False, index: int | None = None) -> bytes:

@@ -20,10 +20,11 @@ import msgspec
 
 from .. import __version__
 from ..ingress.errors import BadRequest, Refused, Unavailable, show
+from ..ingress.fields import text
 from ..ingress.request import MAX_RID_CHARACTERS, decode_body
-from ..sink import ChunkEvent, Done, Error
+from ..sink import Done, Error
 from . import generate, openai
-from .answer import Answer, StreamAnswer, WholeAnswer
+from .answer import Answer, Collector, StreamAnswer, WholeAnswer
 from .backend import Backend, Stream
 from .chat import RESERVED, ChatTemplate, check_messages
 from .control import PREFIX, SHOWN, control
@@ -37,6 +38,8 @@ from .shapes import error_json, http_status
 log = logging.getLogger(__name__)
 
 STOPPING: Final = "the server is stopping; send the request again"
+MAX_ABORT_BYTES: Final = 16 << 10
+"""The body of an abort, which is read where it is."""
 PROBE_S: Final = 20.0
 """How long `/health_generate` waits for its one token."""
 CHECK_S: Final = 5.0
@@ -162,7 +165,7 @@ class App:
     # Generation.
 
     async def _generate(self, exchange: Exchange) -> None:
-        body = self._body(exchange)
+        body = await self._body(exchange)
         with self._room(body):
             self._answer(exchange, body, await self.backend.submit(body))
 
@@ -176,24 +179,21 @@ class App:
                 kind(stream.rid, started, cumulative, index if batch else None)
                 for index, stream in enumerate(streams)
             ]
-            self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers), body)
+            most = self.limits.answer_bytes
+            self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, most), body)
             return
-        rids = [stream.rid for stream in streams]
-
-        def render(events: list[ChunkEvent]) -> bytes:
-            return generate.render_whole(rids, events, started, batch)
-
-        self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render), body)
+        answers = [generate.WholeResponse(stream.rid, started) for stream in streams]
+        self._whole(exchange, body, streams, answers, lambda: generate.render_whole(answers, batch))
 
     async def _completions(self, exchange: Exchange) -> None:
-        body, wanted = openai.completion_body(self._body(exchange), self.backend.name)
+        body, wanted = openai.completion_body(await self._body(exchange), self.backend.name)
         with self._room(body):
             if wanted.echo is not None:
                 wanted.echo = await self._prompt_texts(body)
             await self._openai(exchange, body, wanted)
 
     async def _chat(self, exchange: Exchange) -> None:
-        body, wanted, asked = openai.chat_body(self._body(exchange), self.backend.name)
+        body, wanted, asked = openai.chat_body(await self._body(exchange), self.backend.name)
         messages = check_messages(asked.get("messages"))
         if self.template is None:
             raise BadRequest(
@@ -207,14 +207,9 @@ class App:
                 "chat_template_kwargs", f"must be an object without {', '.join(RESERVED)}, got {show(more)}"
             )
         prompt = self.template.render(messages, asked.get("tools"), more)
-        tokenizer = self.backend.model.tokenizer
-        if tokenizer is None:
-            raise BadRequest("messages", "need a tokenizer, and this server runs without one")
         # A template writes the special tokens itself; the tokenizer must not add them once more.
-        encode: Any = tokenizer.encode
         with self._room(body):
-            encoded = await asyncio.to_thread(encode, prompt, add_special_tokens=False)
-            body["input_ids"] = encoded.ids
+            (body["input_ids"],) = await self.backend.tokenize.encode([prompt], "messages", special=False)
             await self._openai(exchange, body, wanted)
 
     async def _openai(self, exchange: Exchange, body: dict[str, Any], wanted: Wanted) -> None:
@@ -224,11 +219,8 @@ class App:
             raise in_the_clients_words(error, wanted.names) from None
         wanted.token_bytes = self.backend.token_bytes
         if not wanted.stream:
-
-            def render(events: list[ChunkEvent]) -> bytes:
-                return openai.render_whole(wanted, events)
-
-            self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, render), body)
+            choices = [openai.ChoiceSum(wanted, index) for index in range(len(streams))]
+            self._whole(exchange, body, streams, choices, lambda: openai.render_whole(wanted, choices))
             return
         usage = Usage()
         renderers = [OpenAIStream(wanted, index, usage) for index in range(len(streams))]
@@ -236,18 +228,18 @@ class App:
         def closing() -> bytes:
             return openai.usage_chunk(wanted, usage) if wanted.usage else b""
 
-        self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, closing), body)
+        most = self.limits.answer_bytes
+        self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, most, closing), body)
 
     async def _prompt_texts(self, body: dict[str, Any]) -> list[str]:
         """Return the prompts as text, to be echoed."""
         if "text" in body:
             return [body["text"]] if type(body["text"]) is str else list(body["text"])
-        tokenizer: Any = self.backend.model.tokenizer
         ids = body["input_ids"]
-        if tokenizer is None or not _are_ids(ids):
+        if self.backend.model.tokenizer is None or not _are_ids(ids):
             raise BadRequest("echo", "needs prompts that are text, or token ids and a tokenizer")
         prompts = ids if type(ids[0]) is list else [ids]
-        return [await asyncio.to_thread(tokenizer.decode, prompt) for prompt in prompts]
+        return await self.backend.tokenize.decode(prompts, "echo")
 
     async def _health_generate(self, exchange: Exchange) -> None:
         # Whatever the instance's own defaults are.
@@ -315,12 +307,13 @@ class App:
 
     def _abort_request(self, exchange: Exchange) -> None:
         try:
-            body = decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)
+            body = decode_body(exchange.request.body, max_bytes=MAX_ABORT_BYTES)
             rid = body.get("rid") if type(body) is dict else None
             if type(rid) is not str or not 0 < len(rid) <= MAX_RID_CHARACTERS:
                 raise BadRequest(
                     "rid", f"must be a string of 1 to {MAX_RID_CHARACTERS} characters, got {show(rid)}"
                 )
+            text(rid, "rid")
         except Refused as error:
             return self._fail(exchange, error.status, error.message)
         aborted = self.abort(rid)
@@ -347,11 +340,21 @@ class App:
 
         async def run(exchange: Exchange) -> None:
             try:
+                await answer(exchange)
+            except Exception:
+                # Not even the refusal could be said. No answer would leave the client waiting for ever.
+                log.exception("%s could not be answered", exchange.request.path)
+                exchange.cut()
+
+        async def answer(exchange: Exchange) -> None:
+            try:
                 await handler(exchange)
             except Refused as error:
                 self._refuse(exchange, error)
             except Exception:
                 log.exception("%s failed", exchange.request.path)
+                if exchange.status:
+                    return exchange.cut()  # its answer has begun: another one cannot follow it
                 self._fail(exchange, 500, "the server failed on this request; its log says why")
 
         def start(exchange: Exchange) -> None:
@@ -385,8 +388,8 @@ class App:
         expected = self._admin_key if path == SHOWN else self._key
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(b" "), expected)
 
-    def _body(self, exchange: Exchange) -> Any:
-        return decode_body(exchange.request.body, max_bytes=self.limits.body_bytes)
+    async def _body(self, exchange: Exchange) -> Any:
+        return await self.backend.tokenize.read(exchange.request.body, self.limits.body_bytes)
 
     @contextlib.contextmanager
     def _room(self, body: Any) -> Iterator[None]:
@@ -403,6 +406,17 @@ class App:
             yield
         finally:
             self._prompts -= count
+
+    def _whole(
+        self,
+        exchange: Exchange,
+        body: dict[str, Any],
+        streams: Sequence[Stream],
+        collectors: Sequence[Collector],
+        render: Callable[[], bytes],
+    ) -> None:
+        most = self.limits.answer_bytes
+        self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, collectors, render, most), body)
 
     def _run(self, answer: Answer, body: dict[str, Any]) -> None:
         self._prompts += answer.prompts
@@ -462,6 +476,9 @@ def _are_ids(value: Any) -> bool:
         return False
     prompts = value if type(value[0]) is list else [value]
     return all(
-        type(prompt) is list and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt)
+        type(prompt) is list
+        and set(map(type, prompt)) == {int}
+        and min(prompt) >= 0
+        and max(prompt) < 1 << 31
         for prompt in prompts
     )

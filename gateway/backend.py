@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from ..ingress.request import Model
+from ..ingress.tokenize import Tokenize
 from ..ring import RingStats
 from ..ring.board import BoardRow, Phase, Role
 from ..ring.names import segment_name
@@ -50,6 +51,10 @@ class Backend(Protocol):
     @property
     def model(self) -> Model:
         """What requests are checked against."""
+
+    @property
+    def tokenize(self) -> Tokenize:
+        """Where prompts are tokenized, and what takes long is done."""
 
     @property
     def name(self) -> str:
@@ -94,6 +99,11 @@ class FrontBackend:
     def model(self) -> Model:
         """What requests are checked against."""
         return self._front.model
+
+    @property
+    def tokenize(self) -> Tokenize:
+        """Where prompts are tokenized, and what takes long is done."""
+        return self._front.tokenize
 
     @property
     def name(self) -> str:

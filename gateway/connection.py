@@ -125,6 +125,7 @@ class Connection(asyncio.Protocol):
         self._current: Exchange | None = None
         self._waiting: deque[Request] = deque()
         self._out: list[bytes] = []
+        self.unsent = 0
         self._marked = False
         self._lingering = False
 
@@ -213,6 +214,7 @@ class Connection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Send bytes at the end of this turn; nothing when the connection is gone."""
         self._out.append(data)
+        self.unsent += len(data)
         if not self._marked:
             self._marked = True
             self.owner.flush_soon(self)
@@ -220,6 +222,7 @@ class Connection(asyncio.Protocol):
     def write_late(self, data: bytes) -> None:
         """Send bytes with what follows them, or by themselves when nothing does for a moment."""
         self._out.append(data)
+        self.unsent += len(data)
         if not self._marked:
             self.owner.flush_late(self)
 
@@ -229,8 +232,12 @@ class Connection(asyncio.Protocol):
         if out := self._out:
             data = out[0] if len(out) == 1 else b"".join(out)
             out.clear()
+            full, self.unsent = self.unsent > self.owner.limits.write_bytes, 0
             if self._transport is not None:
                 self._transport.write(data)
+            current = self._current
+            if full and not self.paused and current is not None and current.on_room is not None:
+                current.on_room()  # the client took it all; what is written now goes out in the next turn
 
     def ended(self, exchange: Exchange) -> None:
         """An answer is complete: close, or go on to the next request."""

@@ -77,7 +77,9 @@ class Exchange:
     @property
     def writable(self) -> bool:
         """Whether the client takes what is sent; if not, wait for `on_room`."""
-        return not self._connection.paused
+        connection = self._connection
+        # What this turn of the loop has written already counts: the transport only hears of it at its end.
+        return not connection.paused and connection.unsent <= connection.owner.limits.write_bytes
 
     def respond(
         self,

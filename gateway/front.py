@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from ..ingress.errors import Refused, Unavailable
 from ..ingress.register import Ingress, Ticket
-from ..ingress.request import Model, Tokenize
+from ..ingress.request import Model
 from ..ingress.routes import RouteTable
+from ..ingress.tokenize import Tokenize
 from ..ring import Doorbell, RingStats, wait
 from ..ring.board import Board, InstanceConfig, Phase, Role, State
 from ..ring.instance import Instance
@@ -163,7 +164,7 @@ class Front:
         self._gone = False
         self._failing_since: float | None = None
         self._failing: str | None = None
-        self._tokenize = Tokenize(model)
+        self.tokenize = Tokenize(model)
         self._stop = threading.Event()
         self._looking = threading.Lock()
         self._ticked = 0.0
@@ -209,9 +210,10 @@ class Front:
         Raises:
             Refused: with the HTTP status and a message for the client; nothing of the request is left.
         """
-        request = await self._tokenize.parse(body)
+        request = await self.tokenize.parse(body)
         self._must_serve()
-        prompts = await self._tokenize.ready(request)
+        prompts = await self.tokenize.ready(request)
+        self.ingress.must_fit(prompts)
         streams: list[Stream] = []
         try:
             streams.extend(self._start(self.ingress.open(prompt), None) for prompt in prompts)
@@ -314,7 +316,7 @@ class Front:
         self._stop.set()
         self._bell.ring()
         self._thread.join()
-        self._tokenize.close()
+        self.tokenize.close()
         self._row.state = State.STOPPED
         self._consumer.close()
         for writer in self._writers:

@@ -38,6 +38,9 @@ class Limits:
     write_bytes: int = 64 << 10
     """Bytes that may wait in a connection's own buffer before what follows waits, and merges, in its sink."""
 
+    answer_bytes: int = 32 << 20
+    """A whole answer, or one event of a stream; above it the request is aborted, its client reads a 400."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)

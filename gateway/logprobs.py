@@ -7,10 +7,14 @@ is a part of a character has no text of its own: what it is, the token table kno
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from ..sink.columns import Columns, Flat, Ragged
 from .offsets import Offsets
+
+_encode: Final = msgspec.json.Encoder().encode
 
 TokenBytes = Callable[[int], bytes | None]
 """Which bytes a token id stands for; None when that is not known."""
@@ -93,6 +97,38 @@ def chat_logprobs(columns: Columns | None, token_bytes: TokenBytes) -> dict[str,
             {**shown(entry), "top_logprobs": [shown(one) for one in top or ()]} for entry, top in found
         ]
     }
+
+
+class LogprobsSum:
+    """The `logprobs` of a whole choice, each event's rendered once, as it comes. `echo`: see there."""
+
+    __slots__ = ("_completion", "_lists", "_token_bytes")
+
+    def __init__(self, chat: bool, token_bytes: TokenBytes, echo: str | None) -> None:
+        self._token_bytes = token_bytes
+        self._completion = None if chat else CompletionLogprobs(token_bytes, echo)
+        names = ("content",) if chat else ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        self._lists = {name: bytearray() for name in names}
+
+    @property
+    def size(self) -> int:
+        """Bytes rendered so far."""
+        return sum(map(len, self._lists.values()))
+
+    def add(self, columns: Columns | None, text: str, last: bool) -> None:
+        """Append an event's; `text` came with it."""
+        if self._completion is None:
+            rendered = chat_logprobs(columns, self._token_bytes)
+        else:
+            rendered = self._completion.render(columns, text, last)
+        for name, known in self._lists.items():
+            if more := _encode(rendered[name])[1:-1]:
+                known += b"," + more if known else more
+
+    def json(self) -> msgspec.Raw:
+        """Return the object."""
+        members = [b'"%b":[%b]' % (name.encode(), bytes(inner)) for name, inner in self._lists.items()]
+        return msgspec.Raw(b"{%b}" % b",".join(members))
 
 
 def _positions(columns: Columns, chosen: Flat | None, top: Ragged | None) -> Iterator[Position]:

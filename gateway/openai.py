@@ -17,7 +17,7 @@ import msgspec
 from ..ingress.errors import BadRequest, show
 from ..sink import ChunkEvent, Error
 from .answer import failure_event
-from .logprobs import CompletionLogprobs, TokenBytes, chat_logprobs
+from .logprobs import CompletionLogprobs, LogprobsSum, TokenBytes, chat_logprobs
 from .naming import SAMPLING, names_of
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -186,23 +186,44 @@ def usage_chunk(wanted: Wanted, usage: Usage) -> bytes:
     return b"data: %b\n\n" % _encode({**_envelope(wanted, stream=True), "choices": [], "usage": usage.json()})
 
 
-def render_whole(wanted: Wanted, events: Sequence[ChunkEvent]) -> bytes:
+class ChoiceSum:
+    """One prompt's choice of a whole response; log probabilities are rendered as they come."""
+
+    __slots__ = ("last", "logprobs", "text")
+
+    def __init__(self, wanted: Wanted, index: int) -> None:
+        self.text = bytearray()
+        echo = None if wanted.echo is None else wanted.echo[index]
+        self.logprobs = LogprobsSum(wanted.chat, wanted.token_bytes, echo) if wanted.logprobs else None
+        self.last: ChunkEvent | None = None
+
+    def add(self, event: ChunkEvent) -> int:
+        """Add an event; return how many bytes there are now."""
+        self.text += event.text_utf8
+        self.last = event
+        if self.logprobs is None:
+            return len(self.text)
+        self.logprobs.add(event.columns, event.text_utf8.decode(), event.finish is not None)
+        return len(self.text) + self.logprobs.size
+
+
+def render_whole(wanted: Wanted, sums: Sequence[ChoiceSum]) -> bytes:
     """Render a whole response, a choice for each prompt."""
     usage = Usage()
     choices = []
-    for index, event in enumerate(events):
-        usage.count(event)
-        finish = event.finish
-        echo = None if wanted.echo is None else wanted.echo[index]
-        text = (echo or "") + event.text
+    for index, one in enumerate(sums):
+        assert one.last is not None
+        usage.count(one.last)
+        finish = one.last.finish
+        text = one.text.decode()
+        if wanted.echo is not None:
+            text = wanted.echo[index] + text
         choice: dict[str, Any] = {"index": index}
         if wanted.chat:
             choice["message"] = {"role": "assistant", "content": text}
-            choice["logprobs"] = chat_logprobs(event.columns, wanted.token_bytes) if wanted.logprobs else None
         else:
             choice["text"] = text
-            logprobs = CompletionLogprobs(wanted.token_bytes, echo) if wanted.logprobs else None
-            choice["logprobs"] = logprobs and logprobs.render(event.columns, event.text, last=True)
+        choice["logprobs"] = None if one.logprobs is None else one.logprobs.json()
         choice["finish_reason"] = None if finish is None else finish.type
         choice["matched_stop"] = None if finish is None else finish.matched
         choices.append(choice)
@@ -253,7 +274,12 @@ def _response_format(value: Any, params: dict[str, Any]) -> None:
     if kind == "json_object":
         params["json_schema"] = '{"type": "object"}'
     elif kind == "json_schema" and type(value.get("json_schema")) is dict:
-        params["json_schema"] = _encode(value["json_schema"].get("schema", {})).decode()
+        try:
+            params["json_schema"] = _encode(value["json_schema"].get("schema", {})).decode()
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise BadRequest(
+                "response_format.json_schema.schema", f"cannot be written as JSON again: {error}"
+            ) from None
     else:
         raise BadRequest(
             "response_format", "must have type text, json_object, or json_schema with a json_schema"

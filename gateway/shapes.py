@@ -36,7 +36,12 @@ def phrase(status: int) -> bytes:
 def error_json(
     status: int, message: str, openai: bool = False, index: int | None = None, param: str | None = None
 ) -> bytes:
-    """Render an error as a response's body. `index`: the prompt of a batch that it is about."""
+    """Render an error as a response's body. `index`: the prompt of a batch that it is about.
+
+    Never raises: what is no text in a message (half a surrogate pair, quoted by who knows whom) is escaped.
+    """
+    message = _text(message)
+    param = None if param is None else _text(param)
     error: dict[str, Any]
     if openai:
         kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
@@ -44,6 +49,10 @@ def error_json(
     else:
         error = {"message": message, "code": status}
     return msgspec.json.encode({"error": error} if index is None else {"error": error, "index": index})
+
+
+def _text(value: str) -> str:
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
 
 def sse(data: bytes) -> bytes:

@@ -5,6 +5,7 @@ reader; `submit` then writes REGISTER before GENERATE, so a row can neither reac
 its request nor a reader that has no sink for it. If either ring is full the client gets a 503 at once and
 the shard is told to forget: nothing stays registered.
 
+    ingress.must_fit(prompts)                    # a batch that never could is a BadRequest
     ticket = ingress.open(prompt)                # rid claimed, route taken; RidInUse, Unavailable
     reader.register(ticket.route, ticket.rid, sender)
     try:
@@ -19,6 +20,7 @@ Must not know how a response is delivered.
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,10 +32,15 @@ from .request import Ready, make_rid
 from .routes import RouteTable
 
 ATTACH_WAIT_S = 5.0
+LANE_FRAMES = 4
+"""A lane holds as many frames of the largest size."""
 
 
 class FrameWriter(Protocol):
     """What is needed of a lane's writer (`ring.LaneWriter`)."""
+
+    max_frame: int
+    """The largest frame in bytes: a quarter of the lane."""
 
     def write(self, tag: int, /, *parts: Any, timeout: float = 0.0) -> None:
         """Write one frame at once, or raise RingFull (or FrameTooLarge) and have written nothing."""
@@ -68,6 +75,38 @@ class Ingress:
         self._by_route: dict[int, Ticket] = {}
         self._unforgotten: dict[int, None] = {}
 
+    def must_fit(self, prompts: Sequence[Ready]) -> None:
+        """Refuse a batch that the empty rings could not hold, which a client would send again for ever.
+
+        Nothing waits for the scheduler while a batch is written, so the lanes must hold it whole. Prompts
+        that share their parameters are measured once. Raises BadRequest.
+        """
+        if len(prompts) == 1:
+            return  # a frame that is too large is refused by its lane
+        if len(prompts) > self.routes.slots:
+            raise BadRequest(
+                "",
+                f"the batch has {len(prompts)} prompts, and this server runs {self.routes.slots} at most; "
+                "send fewer at once",
+            )
+        sizes: dict[tuple[int, int], tuple[int, int]] = {}
+        control = request = 0
+        for prompt in prompts:
+            kind = id(prompt.params), id(prompt.logprobs)
+            if kind not in sizes:
+                bare = Ready("", b"", 0, prompt.params, prompt.logprobs, prompt.stream)
+                register, generate = self._frames(0, bare)
+                sizes[kind] = len(register), len(generate)
+            control += sizes[kind][0] + len(prompt.rid) + len(prompt.prompt_tail)
+            request += sizes[kind][1] + len(prompt.rid) + len(prompt.input_ids)
+        for name, size, lane in (("control", control, self._control), ("request", request, self._request)):
+            if size > (most := LANE_FRAMES * lane.max_frame):
+                raise BadRequest(
+                    "",
+                    f"the batch takes {size} bytes, and the {name} ring holds {most}; send fewer prompts "
+                    "at once, or smaller parameters",
+                )
+
     def open(self, prompt: Ready) -> Ticket:
         """Claim the prompt's rid and a route. Nothing is sent yet.
 
@@ -87,22 +126,7 @@ class Ingress:
         prompt = ticket.prompt
         if prompt is None:
             raise ValueError("this ticket is a control request's: use submit_control")
-        register = Register(
-            ticket.route,
-            ticket.rid,
-            prompt.decode_options(detect_stops=self._detect_stops),
-            prompt.prompt_tail,
-            prompt.prompt_tokens,
-        )
-        generate = Generate(
-            ticket.route,
-            ticket.rid,
-            prompt.input_ids,
-            prompt.params.to_scheduler(),
-            prompt.logprobs,
-            prompt.stream,
-        )
-        register_body, generate_body = encode(register), encode(generate)
+        register_body, generate_body = self._frames(ticket.route, prompt)
         with self._lock:
             self._must_be_open(ticket)
             self._retry_forgets()
@@ -191,6 +215,25 @@ class Ingress:
             self._by_rid[rid] = ticket
             self._by_route[ticket.route] = ticket
             return ticket
+
+    def _frames(self, route: int, prompt: Ready) -> tuple[bytes, bytes]:
+        """Return a prompt's REGISTER and GENERATE."""
+        register = Register(
+            route,
+            prompt.rid,
+            prompt.decode_options(detect_stops=self._detect_stops),
+            prompt.prompt_tail,
+            prompt.prompt_tokens,
+        )
+        generate = Generate(
+            route,
+            prompt.rid,
+            prompt.input_ids,
+            prompt.params.to_scheduler(),
+            prompt.logprobs,
+            prompt.stream,
+        )
+        return encode(register), encode(generate)
 
     def _must_be_open(self, ticket: Ticket) -> None:
         if self._by_route.get(ticket.route) is not ticket:

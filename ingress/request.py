@@ -1,15 +1,13 @@
 """A `/generate` body becomes checked prompts: who asks for what, in ids the scheduler can take.
 
-`decode_body` reads JSON, `parse_generate` checks a body against the model, `Tokenize` turns texts into ids
-on its own threads and analyses stop patterns there, `ready` checks what only the ids can tell. Nothing here
-writes to a ring.
+`decode_body` reads JSON, `parse_generate` checks a body against the model, `ready` checks what only the ids
+can tell; `tokenize` does between them what takes long, on threads. Nothing here writes to a ring.
 """
 
-import asyncio
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,18 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ring.frames import PROMPT_TAIL, DecodeOptions, LogprobOptions
-from .errors import BadRequest, Unavailable, show
-from .fields import boolean, integer, text
-from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, brings_new_patterns, parse_each
+from .entries import count_entries
+from .errors import BadRequest, show
+from .fields import Check, boolean, integer, text
+from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, parse_each
 
 MAX_BODY_BYTES = 16 << 20
+MAX_ENTRIES = 1 << 19
+"""Entries of all lists and objects of a body: reading them holds the GIL, 0.1 us each or less."""
 MAX_BATCH = 1024
 MAX_RID_CHARACTERS = 256
-MAX_WAITING_TEXTS = 4096
-SHORT_CHARACTERS = 256
-"""Texts this short together are tokenized at once: that takes less than waking a thread and the way back."""
+MAX_LOGPROB_IDS = 1024
+"""Entries of token_ids_logprob: each is a log probability at every token, of output and prompt."""
+MAX_TOP_LOGPROBS = 128
+"""top_logprobs_num, unless the server says otherwise: OpenAI's clients can ask for 20."""
 DRAWN_RIDS = 256
 """Request ids drawn at once: drawing gives the GIL up, and getting it back can take milliseconds."""
+HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+"""How JSON spells a surrogate; two that are a pair are found as well."""
 _RIDS: list[str] = []
 os.register_at_fork(after_in_child=_RIDS.clear)
 
@@ -51,8 +55,14 @@ GENERATE_FIELDS = (
 class Tokenizer(Protocol):
     """What is needed of `tokenizers.Tokenizer`."""
 
-    def encode(self, sequence: str, /) -> Any:
-        """Return an object whose `ids` are the text's token ids; may be called from any thread."""
+    def encode(self, sequence: str, /, *, add_special_tokens: bool = True) -> Any:
+        """Return an object whose `ids` are the text's token ids, and whose length is how many there are."""
+
+    def encode_batch_fast(self, sequences: list[str], /, *, add_special_tokens: bool = True) -> Any:
+        """Return what `encode` does for each text, with the GIL dropped; may be called from any thread."""
+
+    def decode_batch(self, sequences: list[list[int]], /) -> list[str]:
+        """Return each list's text, with the GIL dropped; may be called from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,8 @@ class Model:
     """What requests are checked against.
 
     `context_length` counts prompt and output tokens; `characters_per_token` is how long a token's text is
-    taken to be when a stop_regex is weighed; `defaults` are sampling parameters below the client's own.
+    taken to be when a stop_regex is weighed; `defaults` are sampling parameters below the client's own;
+    `max_top_logprobs` is the most that `top_logprobs_num` may ask for.
     """
 
     vocab_size: int
@@ -68,6 +79,7 @@ class Model:
     tokenizer: Tokenizer | None = None
     characters_per_token: float = CHARACTERS_PER_TOKEN
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    max_top_logprobs: int = MAX_TOP_LOGPROBS
 
     def __post_init__(self) -> None:
         if self.defaults:
@@ -126,7 +138,9 @@ class Ready:
         )
 
 
-def decode_body(body: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BODY_BYTES) -> Any:
+def decode_body(
+    body: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BODY_BYTES, max_entries: int = MAX_ENTRIES
+) -> Any:
     """Read a JSON body; BadRequest when it is too large, too deep or not JSON.
 
     Depth needs no limit of its own here: the decoder stops at the interpreter's recursion limit, long
@@ -134,6 +148,13 @@ def decode_body(body: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BO
     """
     if len(body) > max_bytes:
         raise BadRequest("", f"the body has {len(body)} bytes; at most {max_bytes} are taken")
+    # An entry takes a byte at least, so a short body need not be counted.
+    if len(body) > max_entries and (entries := count_entries(body)) > max_entries:
+        raise BadRequest(
+            "",
+            f"the body's lists and objects have {entries} entries; at most {max_entries} are taken: send "
+            "fewer prompts at once, or text in place of ids",
+        )
     try:
         return msgspec.json.decode(body)
     except RecursionError:
@@ -144,10 +165,28 @@ def decode_body(body: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BO
     if b"Infinity" in raw or b"NaN" in raw:
         # Python clients write these; a logit_bias of -Infinity is meant, and NaN deserves a field's name.
         try:
-            return json.loads(raw)
+            value = json.loads(raw.decode())
         except (ValueError, RecursionError) as error:
             problem = str(error)
+        else:
+            if HALF_A_PAIR.search(raw):
+                _must_be_text(value)
+            return value
     raise BadRequest("", f"the body is not JSON: {problem[:200]}")
+
+
+def _must_be_text(value: Any) -> None:
+    """Refuse a decoded body that holds half a surrogate pair: Python reads it, and nothing can send it on."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if type(one) is str and not one.isascii():
+            text(one, "body")
+        elif type(one) is list:
+            left += one
+        elif type(one) is dict:
+            left += one
+            left += one.values()
 
 
 def parse_generate(body: Any, model: Model) -> GenerateRequest:
@@ -187,10 +226,7 @@ def ready(prompt: Prompt, ids: NDArray[np.int32] | Sequence[int], stream: bool, 
     if count == 0:
         raise BadRequest(field, "must hold at least one token")
     if count >= model.context_length:
-        raise BadRequest(
-            field,
-            f"has {count} tokens, and the context holds {model.context_length} with the output; shorten it",
-        )
+        raise too_long(field, count, model)
     if wanted is not None and count + wanted > model.context_length:
         raise BadRequest(
             f"{WHERE}.max_new_tokens",
@@ -203,86 +239,11 @@ def ready(prompt: Prompt, ids: NDArray[np.int32] | Sequence[int], stream: bool, 
     return Ready(prompt.rid, array.tobytes(), count, prompt.params, prompt.logprobs, stream)
 
 
-class Tokenize:
-    """Turns texts into ids, long ones on a few threads of its own: no event loop waits for a long prompt,
-    nor for the analysis of a stop pattern.
-
-    At most `waiting` texts and requests are queued or in work; one more is Unavailable at once. Texts that
-    have `short` characters together are tokenized where they are.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        *,
-        threads: int = 2,
-        waiting: int = MAX_WAITING_TEXTS,
-        short: int = SHORT_CHARACTERS,
-    ) -> None:
-        self._model = model
-        self._short = short
-        self._limit = waiting
-        self._in_work = 0
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="outfeed-tokenize")
-
-    async def parse(self, body: Any) -> GenerateRequest:
-        """Check a body as `parse_generate` does, on a thread if it has stop patterns that are not known yet.
-
-        Raises BadRequest, Unavailable.
-        """
-        if type(body) is not dict or not brings_new_patterns(body.get(WHERE)):
-            return parse_generate(body, self._model)
-        if self._in_work >= self._limit:
-            raise Unavailable(
-                f"{self._in_work} requests wait to be checked, at most {self._limit} may; try again soon"
-            )
-        self._in_work += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._pool, parse_generate, body, self._model
-            )
-        finally:
-            self._in_work -= 1
-
-    async def ready(self, request: GenerateRequest) -> list[Ready]:
-        """Tokenize a request's texts and check every prompt. Raises BadRequest, Unavailable."""
-        texts = [prompt.text for prompt in request.prompts if prompt.text is not None]
-        found = iter(await self._encode(texts)) if texts else iter(())
-        done = []
-        for prompt in request.prompts:
-            ids = prompt.ids if prompt.ids is not None else next(found)
-            done.append(ready(prompt, ids, request.stream, self._model))
-        return done
-
-    async def _encode(self, texts: list[str]) -> list[list[int]]:
-        tokenizer = self._model.tokenizer
-        if tokenizer is None:
-            raise BadRequest("text", "needs a tokenizer, and this server runs without one; send input_ids")
-        if self._in_work + len(texts) > self._limit:
-            raise Unavailable(
-                f"{self._in_work} texts wait to be tokenized, at most {self._limit} may; try again soon"
-            )
-        if sum(map(len, texts)) <= self._short:
-            return [_ids_of(tokenizer, text) for text in texts]
-        self._in_work += len(texts)
-        loop = asyncio.get_running_loop()
-        try:
-            return list(
-                await asyncio.gather(
-                    *(loop.run_in_executor(self._pool, _ids_of, tokenizer, text) for text in texts)
-                )
-            )
-        finally:
-            self._in_work -= len(texts)
-
-    def close(self) -> None:
-        """Stop the threads; texts in work are finished, queued ones dropped."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text).ids
-    return ids
+def too_long(field: str, count: int, model: Model) -> BadRequest:
+    """Make the complaint about a prompt of `count` tokens."""
+    return BadRequest(
+        field, f"has {count} tokens, and the context holds {model.context_length} with the output; shorten it"
+    )
 
 
 def make_rid() -> str:
@@ -326,6 +287,8 @@ def _token_array(value: Any, name: str, model: Model) -> NDArray[np.int32]:
     """Check a list of ids as a whole, and look for the culprit only when there is one."""
     if type(value) is not list or not value:
         raise BadRequest(name, f"must be a non-empty list of token ids, got {show(value)}")
+    if len(value) >= model.context_length:
+        raise too_long(name, len(value), model)  # before anything is done with each of them
     if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < model.vocab_size:
         return np.array(value, dtype="<i4")
     for index, one in enumerate(value):
@@ -358,59 +321,82 @@ def _rid(value: Any, name: str) -> str:
 
 
 def _logprobs(body: Mapping[str, Any], count: int, batch: bool, model: Model) -> list[LogprobOptions]:
-    """Return each prompt's options; in a batch, a list of an option has one entry per prompt."""
-    if not any(name in body for name, _ in _LOGPROB_DEFAULTS):
-        return [LogprobOptions()] * count
+    """Return each prompt's options; in a batch, a list of an option has one entry per prompt.
 
-    def column(name: str, default: Any) -> list[Any]:
+    What all prompts share is checked once and is one object: a batch costs no more than its body is long.
+    """
+    if not any(name in body for name in _LOGPROB_FIELDS):
+        return [LogprobOptions()] * count
+    checks = _logprob_checks(model)
+
+    def one(name: str, value: Any, field: str) -> Any:
+        return _LOGPROB_FIELDS[name] if value is None else checks[name](value, field)
+
+    def column(name: str) -> list[Any] | None:
+        """Return a value for each prompt; None when they share one."""
         value: Any = body.get(name)
         per_prompt = type(value) is list and batch
         if name == "token_ids_logprob":
-            per_prompt = per_prompt and any(type(one) is list or one is None for one in value)
+            per_prompt = per_prompt and any(type(entry) is list or entry is None for entry in value)
         if not per_prompt:
-            return [(name, default if value is None else value)] * count
+            shared[name] = one(name, value, name)
+            return None
         if len(value) != count:
             raise BadRequest(name, f"a list of it needs one entry per prompt, {count}; got {len(value)}")
-        return [(f"{name}[{i}]", default if one is None else one) for i, one in enumerate(value)]
+        return [one(name, entry, f"{name}[{i}]") for i, entry in enumerate(value)]
 
-    columns = [column(name, default) for name, default in _LOGPROB_DEFAULTS]
-    return [_options(*row, vocab_size=model.vocab_size) for row in zip(*columns, strict=True)]
-
-
-# In the order of LogprobOptions' fields, which is the order `_options` takes them in.
-_LOGPROB_DEFAULTS: tuple[tuple[str, Any], ...] = (
-    ("return_logprob", False),
-    ("top_logprobs_num", 0),
-    ("token_ids_logprob", []),
-    ("logprob_start_len", -1),
-    ("return_text_in_logprobs", False),
-    ("return_hidden_states", False),
-)
-Named = tuple[str, Any]
+    shared: dict[str, Any] = {}
+    columns = {name: found for name in _LOGPROB_FIELDS if (found := column(name)) is not None}
+    if not columns:
+        return [LogprobOptions(**shared)] * count
+    rows = zip(*columns.values(), strict=True)
+    return [LogprobOptions(**shared, **dict(zip(columns, row, strict=True))) for row in rows]
 
 
-def _options(
-    wanted: Named, top: Named, ids: Named, start: Named, texts: Named, hidden: Named, *, vocab_size: int
-) -> LogprobOptions:
-    count = integer(top[1], top[0])
-    if not 0 <= count <= vocab_size:
-        raise BadRequest(top[0], f"must be in [0, {vocab_size}], the vocabulary; got {show(count)}")
-    name, tokens = ids
-    if type(tokens) is not list or len(tokens) > vocab_size:
-        raise BadRequest(name, f"must be a list of at most {vocab_size} token ids, got {show(tokens)}")
-    for index, token in enumerate(tokens):
-        if type(token) is not int or not 0 <= token < vocab_size:
+_LOGPROB_FIELDS: dict[str, Any] = {
+    "return_logprob": False,
+    "top_logprobs_num": 0,
+    "token_ids_logprob": [],
+    "logprob_start_len": -1,
+    "return_text_in_logprobs": False,
+    "return_hidden_states": False,
+}
+"""The fields of LogprobOptions and what each is by default."""
+
+
+def _logprob_checks(model: Model) -> dict[str, Check]:
+    most = min(model.max_top_logprobs, model.vocab_size)
+
+    def top(value: Any, field: str) -> int:
+        if not 0 <= integer(value, field) <= most:
             raise BadRequest(
-                f"{name}[{index}]", f"must be a token id in [0, {vocab_size}), got {show(token)}"
+                field,
+                f"must be in [0, {most}], got {show(value)}: this server gives no more of them for a token",
             )
-    first = integer(start[1], start[0])
-    if first < -1:
-        raise BadRequest(start[0], f"must be at least -1, got {show(first)}")
-    return LogprobOptions(
-        return_logprob=boolean(wanted[1], wanted[0]),
-        top_logprobs_num=count,
-        token_ids_logprob=list(tokens),
-        logprob_start_len=first,
-        return_text_in_logprobs=boolean(texts[1], texts[0]),
-        return_hidden_states=boolean(hidden[1], hidden[0]),
-    )
+        return int(value)
+
+    def ids(value: Any, field: str) -> list[int]:
+        if type(value) is not list or len(value) > MAX_LOGPROB_IDS:
+            raise BadRequest(
+                field, f"must be a list of at most {MAX_LOGPROB_IDS} token ids, got {show(value)}"
+            )
+        for index, token in enumerate(value):
+            if type(token) is not int or not 0 <= token < model.vocab_size:
+                raise BadRequest(
+                    f"{field}[{index}]", f"must be a token id in [0, {model.vocab_size}), got {show(token)}"
+                )
+        return list(value)
+
+    def start(value: Any, field: str) -> int:
+        if integer(value, field) < -1:
+            raise BadRequest(field, f"must be at least -1, got {show(value)}")
+        return int(value)
+
+    return {
+        "return_logprob": boolean,
+        "top_logprobs_num": top,
+        "token_ids_logprob": ids,
+        "logprob_start_len": start,
+        "return_text_in_logprobs": boolean,
+        "return_hidden_states": boolean,
+    }

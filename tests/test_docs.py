@@ -5,11 +5,20 @@ import re
 from pathlib import Path
 
 import pytest
-from outfeed.gateway.app import PROBE_S
+from outfeed.gateway.app import MAX_ABORT_BYTES, PROBE_S
 from outfeed.gateway.front import SINK_BYTES
 from outfeed.gateway.limits import Limits
 from outfeed.gateway.openai import COMPLETION_MAX_TOKENS
-from outfeed.ingress import fields, regex_cells, regex_places, regex_worst, request, sampling, stop_regex
+from outfeed.ingress import (
+    fields,
+    regex_cells,
+    regex_places,
+    regex_worst,
+    request,
+    sampling,
+    stop_regex,
+    tokenize,
+)
 from outfeed.ingress._worst import lib as worst
 from outfeed.ingress.errors import BadRequest
 from outfeed.ring._body import ROW_BYTES
@@ -95,7 +104,25 @@ SAID = [
         f"{fields.MAX_CUSTOM_CHARACTERS:,}), a body {request.MAX_BODY_BYTES // MIB} MiB, a batch "
         f"{request.MAX_BATCH:,} prompts, a rid {request.MAX_RID_CHARACTERS} characters",
     ),
-    ("docs/ingress.md", f"at most {request.MAX_WAITING_TEXTS:,} waiting"),
+    ("docs/ingress.md", f"at most {tokenize.MAX_WAITING_TEXTS:,} waiting"),
+    ("docs/ingress.md", f"more than {tokenize.SHORT_CHARACTERS} characters together are tokenized"),
+    ("docs/ingress.md", f"A body above {tokenize.SHORT_BODY >> 10} KiB is read on a thread"),
+    ("docs/ingress.md", f"at most {request.MAX_ENTRIES:,} entries of lists and objects"),
+    (
+        "docs/ingress.md",
+        f"{request.MAX_LOGPROB_IDS:,} `token_ids_logprob`, {request.MAX_TOP_LOGPROBS} `top_logprobs_num`",
+    ),
+    (
+        "docs/http.md",
+        f"`top_logprobs_num` is at most {request.MAX_TOP_LOGPROBS}, `token_ids_logprob` has at most "
+        f"{request.MAX_LOGPROB_IDS:,} ids",
+    ),
+    ("docs/http.md", f"| entries of all lists and objects of a body | {request.MAX_ENTRIES:,}, or"),
+    ("docs/http.md", f"| the body of an abort | {MAX_ABORT_BYTES >> 10} KiB |"),
+    (
+        "docs/http.md",
+        f"| an answer that is not streamed; one event of a stream | {HTTP.answer_bytes // MIB} MiB |",
+    ),
     ("docs/ingress.md", f"That is {sampling.CHARACTERS_PER_TOKEN} unless the server says otherwise"),
     ("docs/ingress.md", f"must be at most {stop_regex.LIMIT_MS} ms"),
     (

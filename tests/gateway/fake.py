@@ -11,6 +11,7 @@ import numpy as np
 from outfeed.gateway.backend import Reading, Stream
 from outfeed.ingress.errors import RidInUse
 from outfeed.ingress.request import Model, parse_generate
+from outfeed.ingress.tokenize import Tokenize
 from outfeed.ring.finish import FinishReason
 from outfeed.sink import ChunkEvent, Done, Error, Frame, Item, SinkSender, SinkSource, open_sink
 from outfeed.sink.columns import Columns
@@ -18,15 +19,28 @@ from outfeed.sink.columns import Columns
 VOCABULARY = 1000
 
 
+@dataclass
+class Encoded:
+    """What a text became."""
+
+    ids: list[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 class WordTokenizer:
     """One token per character: the id is its code point, within a small vocabulary."""
 
     def encode(self, sequence: str, add_special_tokens: bool = True) -> Any:
         ids = [ord(character) % VOCABULARY for character in sequence]
-        return type("Encoding", (), {"ids": [1, *ids] if add_special_tokens else ids})()
+        return Encoded([1, *ids] if add_special_tokens else ids)
 
-    def decode(self, ids: list[int]) -> str:
-        return "".join(map(chr, ids))
+    def encode_batch_fast(self, sequences: list[str], add_special_tokens: bool = True) -> Any:
+        return [self.encode(sequence, add_special_tokens) for sequence in sequences]
+
+    def decode_batch(self, sequences: list[list[int]]) -> list[str]:
+        return ["".join(map(chr, ids)) for ids in sequences]
 
 
 def event(
@@ -88,6 +102,9 @@ class FakeBackend:
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     answer: bytes | Exception | None = b"{}"
     refuse: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.tokenize = Tokenize(self.model)
 
     async def submit(self, body: Any) -> list[Stream]:
         request = parse_generate(body, self.model)

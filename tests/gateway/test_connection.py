@@ -329,6 +329,34 @@ def test_a_client_that_does_not_read_leaves_its_tokens_merged_in_the_sink(serve:
     assert b"z" in got
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_batch_leaves_no_more_in_a_connection_than_one_stream_does(serve: Serve, pieces: int) -> None:
+    running = serve(options=Options(incremental=True), limits=Limits(write_bytes=4096))
+    client = running.raw()
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    prompts, size = 64, 100_000
+    client.post("/generate", {"text": ["x"] * prompts, "stream": True})
+    running.stream(prompts - 1)
+    (connection,) = running.server.connections.open
+
+    def say() -> None:
+        for _ in range(pieces):
+            for played in running.backend.streams:
+                played.say("#" * size)
+
+    running.loop.call_soon_threadsafe(say)
+    eventually(lambda: connection.paused, "paused")
+    assert connection._transport is not None
+    waiting = connection._transport.get_write_buffer_size() + connection.unsent
+    # An event may come when there is a byte of room: one goes over the limit here, one in the transport.
+    assert waiting < 3 * pieces * size + 8192
+    for played in running.backend.streams:
+        running.loop.call_soon_threadsafe(played.end, "z")
+    got = client.until(b"[DONE]")
+    assert got.count(b"#") == prompts * pieces * size
+    assert got.count(b'"finish_reason":{') == prompts
+
+
 def fill(running: Running, stream: bool, more: bytes = b"") -> Raw:
     """Return a client that has read nothing of more than fits, and has sent `more` behind its request."""
     assert running.server._sweeper is not None

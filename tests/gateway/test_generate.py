@@ -1,18 +1,25 @@
 """`/generate`: the reference's shapes, whole and streamed, single and batched, right and wrong."""
 
 import itertools
+import json
+import time
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outfeed.gateway import generate
 from outfeed.gateway.app import Options
-from outfeed.gateway.generate import GenerateStream, ResponseStream
+from outfeed.gateway.generate import GenerateStream, ResponseStream, WholeResponse, render_whole
+from outfeed.gateway.limits import Limits
 from outfeed.ring.finish import FinishReason
-from outfeed.sink import ChunkEvent
-from outfeed.sink.columns import Columns, Flat
+from outfeed.sink import ChunkEvent, Response
+from outfeed.sink.accumulate import render_columns
+from outfeed.sink.columns import Columns, Flat, Hidden, Ragged
 
-from .conftest import Serve, parse_events
+from .conftest import Serve, eventually, parse_events
 from .fake import Played, event
 
 
@@ -205,18 +212,179 @@ def test_what_fails_inside_is_a_500_without_a_trace(serve: Serve, caplog: pytest
     assert "secret detail" in caplog.text
 
 
-def test_both_ways_to_render_a_stream_agree() -> None:
-    """The quick one is bytes put together; the other is the sink's own rendering."""
+def packed(kind: str, *values: float) -> bytes:
+    return np.array(values, dtype=kind).tobytes()
+
+
+def flat(*values: float) -> Flat:
+    return Flat(packed("<f4", *values), packed("<i4", *range(7, 7 + len(values))))
+
+
+def ragged(*lengths: int) -> Ragged:
+    count = sum(lengths)
+    return Ragged(
+        packed("<u4", *lengths),
+        packed("<f4", *(-0.25 * n for n in range(count))),
+        packed("<i4", *range(count)),
+    )
+
+
+NAMED = {0: 'é"', 1: "b", 7: "seven"}
+SHARES: list[Columns | None] = [
+    None,
+    Columns(output_logprobs=flat(-0.5), input_logprobs=flat(float("nan"), -1.5, float("-inf"))),
+    Columns(output_top_logprobs=ragged(2), input_top_logprobs=ragged(0, 3)),
+    Columns(
+        output_logprobs=flat(-0.125, -2.0),
+        output_top_logprobs=ragged(0, 1),
+        output_ids_logprobs=ragged(1, 1),
+    ),
+    Columns(hidden_states=Hidden(packed("<f4", 1.5, -2.5, 3.0, 4.0), 2, 2)),
+    Columns(output_logprobs=flat(), input_ids_logprobs=ragged(), hidden_states=Hidden(b"", 0, 2)),
+    Columns(output_logprobs=flat(-3.0), hidden_states=Hidden(packed("<f4", 0.5), 1, 1)),
+]
+
+
+def told(named: bool) -> list[ChunkEvent]:
+    """A request's events, with every kind of text and of columns; `named`: with the tokens' texts."""
     texts = ["plain", "", '"\\\n\t\x00\x1f\x7f', "é\u2028🙂", "</script>", "\ufffd"]
-    for cumulative, index in itertools.product((True, False), (None, 3)):
-        quick = GenerateStream('r"1', 0.0, cumulative, index)
-        full = ResponseStream('r"1', 0.0, cumulative, index)
-        for first, text in enumerate(texts):
-            finish = FinishReason.stop("é") if first == len(texts) - 1 else None
-            one = event(text, first, finish=finish)
-            (got,), (want,) = parse_events(quick.delta(one)), parse_events(full.delta(one))
-            assert abs(got["meta_info"].pop("e2e_latency", 0) - want["meta_info"].pop("e2e_latency", 0)) < 5
-            assert got == want
+    shares = [
+        msgspec.structs.replace(one, texts=NAMED) if named and one is not None else one for one in SHARES * 2
+    ]
+    return [
+        event(
+            texts[first % len(texts)],
+            first,
+            finish=FinishReason.stop("é") if first == len(shares) - 1 else None,
+            columns=columns,
+        )
+        for first, columns in enumerate(shares)
+    ]
+
+
+def same(got: dict[str, Any], want: dict[str, Any]) -> None:
+    want = json.loads(msgspec.json.encode(want))  # f32 numbers and keys as JSON has them
+    assert abs(got["meta_info"].pop("e2e_latency", 0) - want["meta_info"].pop("e2e_latency", 0)) < 5
+    assert got == want
+
+
+@pytest.mark.parametrize("kind", [GenerateStream, ResponseStream])
+@pytest.mark.parametrize("cumulative", [True, False])
+@pytest.mark.parametrize("index", [None, 3])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_stream_is_rendered_as_the_sink_renders_it(
+    kind: type[GenerateStream], cumulative: bool, index: int | None, named: bool
+) -> None:
+    """The quick one is bytes put together; the other is the sink's own rendering."""
+    quick, response = kind('r"1', 0.0, cumulative, index), Response('r"1')
+    for one in told(named):
+        if kind is GenerateStream:
+            one = event(one.text, one.first, finish=one.finish)
+        response.add(one)
+        seconds = None if one.finish is None else time.perf_counter()
+        want = response.cumulative(seconds) if cumulative else response.incremental(seconds)
+        if index is not None:
+            want["index"] = index
+        (got,) = parse_events(quick.delta(one))
+        same(got, want)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_whole_answer_is_rendered_as_the_sink_renders_it(named: bool) -> None:
+    whole, response = WholeResponse('r"1', 0.0), Response('r"1')
+    for one in told(named):
+        size = whole.add(one)
+        response.add(one)
+    same(json.loads(render_whole([whole], batch=False)), response.unary(time.perf_counter()))
+    assert 0.5 < size / len(whole.render()) <= 1.1
+    one, two = json.loads(render_whole([whole, whole], batch=True))
+    assert one["output_ids"] == two["output_ids"] == response.whole().ids.tolist()
+
+
+@pytest.mark.parametrize("stream", [ResponseStream("r", 0.0, True, None), WholeResponse("r", 0.0)])
+def test_each_log_probability_is_rendered_once(
+    stream: ResponseStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[int] = []
+
+    def counted(columns: Columns) -> dict[str, Any]:
+        found = render_columns(columns)
+        rendered.append(sum(map(len, found.values())))
+        return found
+
+    monkeypatch.setattr(generate, "render_columns", counted)
+    for first in range(100):
+        one = event("x", first, columns=Columns(output_logprobs=flat(-1.0), output_top_logprobs=ragged(5)))
+        if isinstance(stream, WholeResponse):
+            stream.add(one)
+        else:
+            stream.delta(one)
+    assert sum(rendered) == 2 * 100
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "x"}),
+        ("/generate", {"text": ["x", "y", "z"]}),
+        ("/generate", {"text": "x", "return_logprob": True}),
+        ("/generate", {"text": "x", "return_hidden_states": True}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/completions", {"prompt": ["x", "y"], "logprobs": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}),
+    ],
+)
+def test_an_answer_that_grows_too_large_to_be_sent_whole_is_a_400_and_aborted(
+    serve: Serve, path: str, body: dict[str, Any]
+) -> None:
+    running = serve(limits=Limits(answer_bytes=20_000), template="{{ messages[0].content }}")
+    client = running.raw()
+    client.post(path, body)
+    wanted = len(body.get("text", body.get("prompt", "x")))
+    running.stream(wanted - 1)
+    columns = None
+    if set(body) & {"return_logprob", "logprobs"}:
+        columns = Columns(output_logprobs=flat(-1.0), output_top_logprobs=ragged(50))
+    elif "return_hidden_states" in body:
+        columns = Columns(hidden_states=Hidden(packed("<f4", *[1.0] * 5000), 1, 5000))
+    text = "" if columns is not None else "long " * 500
+
+    def say() -> None:
+        for played in running.backend.streams:
+            if not played.closed:
+                played.say(text, columns=columns)
+
+    def closed() -> bool:
+        running.loop.call_soon_threadsafe(say)
+        return all(played.closed for played in running.backend.streams)
+
+    eventually(closed, "aborted")
+    refused = client.until(b"}}")
+    assert refused.startswith(b"HTTP/1.1 400 ")
+    assert b"more than 20000 bytes" in refused
+    assert b"stream it" in refused
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_cumulative_stream_whose_events_grow_too_large_fails_alone(
+    serve: Serve, prompts: int, last: bool
+) -> None:
+    running = serve(limits=Limits(answer_bytes=20_000))
+    client = running.raw()
+    client.post("/generate", {"text": ["x"] * prompts, "stream": True})
+    large, *others = (running.stream(number) for number in range(prompts))
+    running.loop.call_soon_threadsafe(large.say, "long " * 3000)
+    got = client.until(b"}\n\n")
+    running.loop.call_soon_threadsafe(large.end if last else large.say, "long " * 3000)
+    if not last:
+        eventually(lambda: large.closed, "aborted")
+    for played in others:
+        running.loop.call_soon_threadsafe(played.end, "fine")
+    got += client.until(b"data: [DONE]\n\n")
+    assert b"--incremental" in got
+    assert b'"code":400' in got
+    assert got.count(b'"text":"fine"') == len(others)
 
 
 @given(

@@ -8,6 +8,7 @@ import numpy as np
 import openai
 import pytest
 from outfeed.gateway.chat import ChatTemplate, NoTemplate
+from outfeed.ingress.tokenize import Tokenize
 from outfeed.ring.finish import FinishReason
 from outfeed.sink.columns import Columns, Flat, Ragged
 
@@ -411,3 +412,17 @@ def test_templates_are_found_beside_the_tokenizer(tmp_path: Path) -> None:
         ChatTemplate("{% if %}")
     with pytest.raises(NoTemplate, match="cannot read"):
         ChatTemplate.find(tokenizer, tmp_path / "missing")
+
+
+def test_a_chat_and_an_echo_wait_among_the_texts_that_are_tokenized(serve: Serve) -> None:
+    running = serve(three, template=TEMPLATE)
+    running.backend.tokenize = Tokenize(running.backend.model, waiting=0)
+    long = "word " * 100
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
+        ("/v1/completions", {"prompt": [5, 6, 7], "echo": True}),
+    ):
+        answer = running.ask("POST", path, body)
+        assert answer.status == 503
+        assert "wait to be tokenized" in answer.json["error"]["message"]

@@ -1,15 +1,16 @@
 """A request's way onto the rings: in order, or not at all."""
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from outfeed.ingress import register as register_module
 from outfeed.ingress.errors import BadRequest, RidInUse, Unavailable
 from outfeed.ingress.register import Ingress
 from outfeed.ingress.request import Model, Ready, parse_generate, ready
 from outfeed.ingress.routes import RouteTable
 from outfeed.ring.errors import FrameTooLarge, RingFull
-from outfeed.ring.frames import Control, Forget, Generate, Register, Tag, decode
+from outfeed.ring.frames import Control, Forget, Generate, Register, Tag, decode, encode
 
 
 class NoTokenizer:
@@ -17,7 +18,7 @@ class NoTokenizer:
         raise AssertionError("these prompts are ids")
 
 
-MODEL = Model(vocab_size=1000, context_length=200, tokenizer=NoTokenizer())
+MODEL = Model(vocab_size=1000, context_length=200, tokenizer=cast(Any, NoTokenizer()))
 
 
 class Lane:
@@ -26,6 +27,7 @@ class Lane:
     def __init__(self, log: list[tuple[str, int, Any]], name: str) -> None:
         self.log, self.name = log, name
         self.error: Exception | None = None
+        self.max_frame = 4096
 
     def write(self, tag: int, /, *parts: Any, timeout: float = 0.0) -> None:
         assert timeout == 0.0
@@ -60,6 +62,69 @@ def prompt(rid: str = "r", **params: Any) -> Ready:
     one = parse_generate(body, MODEL).prompts[0]
     assert one.ids is not None
     return ready(one, one.ids, True, MODEL)
+
+
+def batch(count: int, **params: Any) -> list[Ready]:
+    body = {"input_ids": [[1, 2, 3]] * count, "sampling_params": {"max_new_tokens": 9, **params}}
+    found = []
+    for one in parse_generate(body, MODEL).prompts:
+        assert one.ids is not None
+        found.append(ready(one, one.ids, True, MODEL))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("params", "ring"),
+    [
+        ({"json_schema": "x" * 3000}, "request ring"),
+        ({"custom_params": {"a": "x" * 3000}}, "request ring"),
+        ({"logit_bias": {str(token): 1.0 for token in range(300)}}, "request ring"),
+        ({"stop_token_ids": list(range(1000))}, "control ring"),
+        ({"stop": ["x" * 3000]}, "control ring"),
+    ],
+)
+def test_a_batch_that_the_empty_rings_could_not_hold_is_the_clients_fault(
+    params: dict[str, Any], ring: str
+) -> None:
+    rig = Rig(slots=100)
+    rig.ingress.must_fit(batch(2, **params))
+    rig.request.max_frame = 4096 if ring == "request ring" else 1 << 20
+    with pytest.raises(BadRequest, match=f"{ring} holds 16384; send fewer prompts"):
+        rig.ingress.must_fit(batch(100, **params))
+    assert rig.log == []
+    assert rig.nothing_stays()
+
+
+def test_a_batch_is_not_said_to_be_too_large_when_its_frames_would_fit() -> None:
+    rig = Rig(slots=64)
+    prompts = batch(64, stop=["END"], json_schema="{}")
+    for one in prompts:
+        rig.ingress.submit(rig.ingress.open(one))
+    for lane in (rig.control, rig.request):
+        frames = [encode(message) for name, _, message in rig.log if name == lane.name]
+        lane.max_frame = -(-sum(map(len, frames)) // 4)
+    rig.ingress.must_fit(prompts)
+
+
+def test_a_batch_of_more_prompts_than_there_are_places_is_the_clients_fault() -> None:
+    rig = Rig(slots=4)
+    rig.ingress.must_fit(batch(4))
+    with pytest.raises(BadRequest, match="5 prompts, and this server runs 4 at most"):
+        rig.ingress.must_fit(batch(5))
+
+
+def test_what_a_batch_shares_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = []
+
+    def counted(message: Any) -> bytes:
+        encoded.append(message)
+        return encode(message)
+
+    monkeypatch.setattr(register_module, "encode", counted)
+    rig = Rig(slots=100)
+    rig.control.max_frame = rig.request.max_frame = 1 << 20
+    rig.ingress.must_fit(batch(100, json_schema="x" * 3000))
+    assert len(encoded) == 2
 
 
 def test_register_comes_before_generate() -> None:

@@ -1,44 +1,23 @@
 """A `/generate` body, from bytes to prompts that may be submitted."""
 
-import asyncio
 import json
 import math
 import os
-import threading
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from outfeed.ingress import request as request_module
-from outfeed.ingress.errors import BadRequest, Unavailable
+from outfeed.ingress.errors import BadRequest
 from outfeed.ingress.request import (
     DRAWN_RIDS,
     Model,
     Ready,
-    Tokenize,
     decode_body,
     make_rid,
     parse_generate,
     ready,
 )
-from outfeed.ingress.stop_regex import CACHE
 
-
-class Words:
-    """A tokenizer of a kind: one id per word. Remembers the threads it was called from."""
-
-    def __init__(self) -> None:
-        self.threads: set[str] = set()
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def encode(self, sequence: str, /) -> Any:
-        self.threads.add(threading.current_thread().name)
-        self.gate.wait(30)
-        return SimpleNamespace(ids=[len(word) for word in sequence.split()])
-
-
-MODEL = Model(vocab_size=1000, context_length=200, tokenizer=Words())
+MODEL = Model(vocab_size=1000, context_length=200, tokenizer=cast(Any, object()))
 BARE = Model(vocab_size=1000, context_length=200)
 
 
@@ -136,13 +115,13 @@ def test_made_rids_are_never_the_same_not_even_in_a_forked_process() -> None:
 
 def test_killer_logprob_options_beyond_the_vocabulary() -> None:
     good = parse_generate(
-        {"text": "a", "return_logprob": True, "top_logprobs_num": 1000, "token_ids_logprob": [0, 999]}, MODEL
+        {"text": "a", "return_logprob": True, "top_logprobs_num": 128, "token_ids_logprob": [0, 999]}, MODEL
     )
-    assert good.prompts[0].logprobs.top_logprobs_num == 1000
+    assert good.prompts[0].logprobs.top_logprobs_num == 128
     assert good.prompts[0].logprobs.token_ids_logprob == [0, 999]
     bad: dict[str, list[Any]] = {
-        "top_logprobs_num": [1001, -1, 2**40, True, 1.5, "1"],
-        "token_ids_logprob": [[1000], [-1], [True], 5, "x", [[1]]],
+        "top_logprobs_num": [129, 1001, -1, 2**40, True, 1.5, "1"],
+        "token_ids_logprob": [[1] * 1025, [1000], [-1], [True], 5, "x", [[1]]],
         "logprob_start_len": [-2, 4, 2**70, "0"],
         "return_logprob": [1, "true", []],
         "return_text_in_logprobs": [0],
@@ -168,6 +147,42 @@ def test_logprob_options_per_prompt() -> None:
     assert refused({"text": ["a", "b"], "top_logprobs_num": [1, 2000]}).field == "top_logprobs_num[1]"
 
 
+def test_what_a_batch_shares_is_one_object_whatever_else_each_prompt_has_of_its_own() -> None:
+    ids = list(range(1000)) + [7] * 24
+    shared: dict[str, Any] = {
+        "text": ["a"] * 1024,
+        "token_ids_logprob": ids,
+        "return_logprob": True,
+        "sampling_params": {"stop": ["END"], "custom_params": {"a": [1, 2]}, "logit_bias": {"5": 1.0}},
+    }
+    prompts = parse_generate(shared, MODEL).prompts
+    assert all(one.logprobs is prompts[0].logprobs for one in prompts)
+    assert all(one.params is prompts[0].params for one in prompts)
+    assert prompts[0].logprobs.token_ids_logprob == ids
+    own: list[tuple[str, list[Any]]] = [
+        ("top_logprobs_num", [3, 4] * 512),
+        ("return_logprob", [True, None] * 512),
+        ("logprob_start_len", [0, -1] * 512),
+    ]
+    for name, values in own:
+        prompts = parse_generate({**shared, name: values}, MODEL).prompts
+        assert [getattr(one.logprobs, name) for one in prompts] == [
+            False if value is None else value for value in values
+        ]
+        assert all(one.logprobs.token_ids_logprob is prompts[0].logprobs.token_ids_logprob for one in prompts)
+
+
+def test_a_server_may_give_more_or_fewer_top_logprobs() -> None:
+    for most, vocabulary in ((5, 1000), (500, 1000), (5000, 1000)):
+        model = Model(vocab_size=vocabulary, context_length=200, max_top_logprobs=most)
+        top = min(most, vocabulary)
+        body = {"input_ids": [1], "top_logprobs_num": top}
+        assert parse_generate(body, model).prompts[0].logprobs.top_logprobs_num == top
+        wrong = refused({"input_ids": [1], "top_logprobs_num": top + 1}, model)
+        assert wrong.field == "top_logprobs_num"
+        assert f"[0, {top}]" in wrong.message
+
+
 def test_the_context_holds_prompt_and_output() -> None:
     def one(ids: int, params: dict[str, Any]) -> Ready:
         prompt = parse_generate({"input_ids": [1] * ids, "sampling_params": params}, BARE).prompts[0]
@@ -182,97 +197,19 @@ def test_the_context_holds_prompt_and_output() -> None:
         one(200, {"max_new_tokens": None})
 
 
+def test_a_list_that_is_too_long_is_refused_before_its_entries_are_looked_at() -> None:
+    for ids, where in (([None] * 200, "input_ids"), ([[1], [None] * 200], "input_ids[1]")):
+        wrong = refused({"input_ids": ids}, BARE)
+        assert wrong.field == where
+        assert "has 200 tokens, and the context holds 200" in wrong.message
+
+
 def test_the_prompt_tail_is_the_last_64_ids() -> None:
     prompt = parse_generate({"input_ids": list(range(70))}, BARE).prompts[0]
     assert prompt.ids is not None
     done = ready(prompt, prompt.ids, False, BARE)
     assert len(done.input_ids) == 280
     assert done.prompt_tail == done.input_ids[24:]
-
-
-def test_without_a_tokenizer_text_cannot_be_a_prompt() -> None:
-    with pytest.raises(BadRequest, match="input_ids"):
-        asyncio.run(Tokenize(BARE).ready(parse_generate({"text": "a"}, BARE)))
-
-
-def test_tokenizing_happens_on_other_threads_and_keeps_the_order() -> None:
-    words = Words()
-    model = Model(vocab_size=1000, context_length=200, tokenizer=words)
-    tokenize = Tokenize(model, short=0)
-    texts = [" ".join(["x" * n] * 3) for n in range(1, 30)]
-    done = asyncio.run(tokenize.ready(parse_generate({"text": texts}, model)))
-    tokenize.close()
-    assert [int.from_bytes(one.input_ids[:4], "little") for one in done] == list(range(1, 30))
-    assert all(name.startswith("outfeed-tokenize") for name in words.threads)
-
-
-def test_a_short_text_is_tokenized_at_once() -> None:
-    words = Words()
-    model = Model(vocab_size=1000, context_length=200, tokenizer=words)
-    tokenize = Tokenize(model, short=5)
-    for text, here in (("xx yy", True), ("xx yyy", False)):
-        words.threads.clear()
-        asyncio.run(tokenize.ready(parse_generate({"text": text}, model)))
-        assert [name.startswith("outfeed-tokenize") for name in words.threads] == [not here]
-    tokenize.close()
-
-
-def test_new_patterns_are_analysed_on_another_thread_and_known_ones_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    threads = []
-
-    def watched(body: Any, model: Model) -> Any:
-        threads.append(threading.current_thread().name)
-        return parse_generate(body, model)
-
-    monkeypatch.setattr(request_module, "parse_generate", watched)
-    tokenize = Tokenize(MODEL)
-    CACHE.clear()
-    body = {"text": "a", "sampling_params": {"stop_regex": ["END(ING)?", "abc"], "max_new_tokens": 5}}
-    batch = {"text": ["a", "b"], "sampling_params": [{}, {"stop_regex": "new{2}", "max_new_tokens": 5}]}
-    for one, here in ((body, False), (body, True), ({"text": "a"}, True), (batch, False), (batch, True)):
-        threads.clear()
-        assert len(asyncio.run(tokenize.parse(one)).prompts) == (2 if one is batch else 1)
-        assert [not name.startswith("outfeed-tokenize") for name in threads] == [here]
-    with pytest.raises(BadRequest, match="does not compile"):
-        asyncio.run(tokenize.parse({"text": "a", "sampling_params": {"stop_regex": "("}}))
-    bodies: list[Any] = [
-        None,
-        [],
-        {"sampling_params": 5},
-        {"text": "a", "sampling_params": {"stop_regex": 7}},
-    ]
-    for wrong in bodies:
-        with pytest.raises(BadRequest):
-            asyncio.run(tokenize.parse(wrong))
-    tokenize.close()
-
-
-def test_too_many_waiting_texts_are_a_503_and_the_places_come_back() -> None:
-    words = Words()
-    model = Model(vocab_size=1000, context_length=200, tokenizer=words)
-    tokenize = Tokenize(model, waiting=2, short=0)
-
-    async def run() -> None:
-        words.gate.clear()
-        first = asyncio.create_task(tokenize.ready(parse_generate({"text": ["a", "b"]}, model)))
-        await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="2 texts wait"):
-            await tokenize.ready(parse_generate({"text": "c"}, model))
-        words.gate.set()
-        await first
-        await tokenize.ready(parse_generate({"text": "c"}, model))
-
-    asyncio.run(run())
-    tokenize.close()
-
-
-def test_an_empty_text_has_no_tokens() -> None:
-    tokenize = Tokenize(MODEL)
-    with pytest.raises(BadRequest, match="at least one token"):
-        asyncio.run(tokenize.ready(parse_generate({"text": " "}, MODEL)))
-    tokenize.close()
 
 
 def test_bad_server_defaults_stop_the_server_not_the_requests() -> None:
@@ -290,6 +227,36 @@ def test_bad_server_defaults_stop_the_server_not_the_requests() -> None:
 def test_what_is_not_json_is_a_400(body: bytes) -> None:
     with pytest.raises(BadRequest):
         parse_generate(decode_body(body), MODEL)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1"])
+@pytest.mark.parametrize("half", [r"\ud800", r"\uDFFF", r"a\uDBffb", r"\udc00\ud800", r"\\\ud800"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '"%s"',
+        '["%s"]',
+        '{"%s": 1}',
+        '{"a": {"b": ["%s"]}}',
+        '{"a": [{"%s": []}]}',
+        '{"a": [[], ["x", "%s"]]}',
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_wherever_it_is(body: str, half: str, number: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode_body(f'{{"x": {number}, "y": {body % half}}}'.encode())
+    assert caught.value.message.isascii()
+
+
+def test_pairs_and_escaped_backslashes_are_text() -> None:
+    body = decode_body(rb'{"a": "\ud83d\uDE00", "b": "\\ud800", "\ud83d\ude00": NaN}')
+    assert (body["a"], body["b"], set(body)) == ("😀", r"\ud800", {"a", "b", "😀"})
+
+
+def test_python_numbers_do_not_bring_other_encodings() -> None:
+    for encoding in ("utf-16", "utf-32", "utf-8-sig"):
+        with pytest.raises(BadRequest, match="not JSON"):
+            decode_body('{"a": NaN}'.encode(encoding))
 
 
 def test_a_huge_body_is_refused_before_it_is_read() -> None:

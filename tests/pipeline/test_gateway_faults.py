@@ -46,14 +46,14 @@ def served(rig: Rig) -> bool:
 
 
 def test_a_scheduler_that_dies_while_a_prompt_is_tokenized_is_not_submitted_to(rig: Rig) -> None:
-    ready = rig.front._tokenize.ready
+    ready = rig.front.tokenize.ready
 
     async def ready_after_its_death(request: Any) -> Any:
         rig.port.close()
         until("the gateway to see it", lambda: 0 not in rig.front._schedulers)
         return await ready(request)
 
-    rig.front._tokenize.ready = ready_after_its_death  # type: ignore[method-assign]
+    rig.front.tokenize.ready = ready_after_its_death  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match="no scheduler"):
         asyncio.run(rig.front.submit(BODY))
     assert rig.front.ingress.live() == 0

@@ -1,0 +1,97 @@
+"""Whatever is wrong with a request, or goes wrong in answering it, its client hears of it."""
+
+import json
+from typing import Any
+
+import pytest
+from outfeed.gateway.shapes import error_json
+
+from .conftest import Serve, eventually
+from .fake import Played
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('no role ' + m.role) }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+CHAT = '{"messages": [{"role": "user", "content": "x"}], %s}'
+HALVES = [
+    ("/generate", '{"text": "\\ud800", "x": NaN}'),
+    ("/generate", '{"text": "x", "\\ud800": NaN}'),
+    ("/generate", '{"text": "x", "rid": "\\ud800", "sampling_params": {"temperature": NaN}}'),
+    ("/abort_request", '{"rid": "\\ud800", "x": NaN}'),
+    ("/v1/completions", '{"prompt": "x", "model": "\\ud800", "x": NaN}'),
+    ("/v1/completions", '{"prompt": "x", "model": "\\ud800", "x": NaN, "stream": true}'),
+    ("/v1/completions", '{"prompt": "\\ud800", "echo": true, "x": NaN}'),
+    ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "NaN \\ud800"}]}'),
+    ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "\\ud800"}], "x": NaN}'),
+    ("/v1/chat/completions", '{"messages": [{"role": "\\ud800", "content": "x"}], "x": NaN}'),
+    ("/v1/chat/completions", CHAT % '"chat_template_kwargs": {"\\ud800": NaN}'),
+    ("/v1/chat/completions", CHAT % '"tools": ["\\udfff", -Infinity]'),
+    (
+        "/v1/chat/completions",
+        CHAT
+        % '"response_format": {"type": "json_schema", "json_schema": {"schema": {"t": "\\ud800", "u": NaN}}}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), HALVES)
+def test_half_a_surrogate_pair_is_a_400_on_every_way_in(serve: Serve, path: str, body: str) -> None:
+    running = serve(lambda played: played.end("fine"), template=TEMPLATE)
+    for sent in (body, body.replace("NaN", "0").replace("-Infinity", "0")):
+        answer = running.ask("POST", path, sent.encode())
+        assert answer.status == 400
+        assert answer.json["error"]["message"]
+    assert running.backend.streams == []
+
+
+@pytest.mark.parametrize("message", ["\ud800", "é \udfff 😀", "\x00", "plain"])
+@pytest.mark.parametrize("openai", [False, True])
+def test_an_error_can_be_written_whatever_it_quotes(message: str, openai: bool) -> None:
+    error = json.loads(error_json(400, message, openai, param=message))["error"]
+    written = message.encode("utf-8", "backslashreplace").decode()
+    assert error["message"] == written
+    assert not openai or error["param"] == written
+
+
+def test_a_client_is_cut_off_when_not_even_its_refusal_can_be_written(serve: Serve) -> None:
+    running = serve()
+
+    def broken(*_args: Any, **_kwargs: Any) -> None:
+        raise RuntimeError("no refusals today")
+
+    for name in ("_refuse", "_fail"):
+        setattr(running.app, name, broken)
+    client = running.raw()
+    client.post("/generate", {"text": 5})
+    assert client.rest() == b""
+    eventually(lambda: running.app.idle, "the exchange is over")
+
+
+def test_an_answer_that_has_begun_is_cut_off_when_it_fails_and_gets_no_second_head(serve: Serve) -> None:
+    running = serve()
+
+    class Deaf(Played):
+        """A stream that cannot be listened to."""
+
+        @property
+        def source(self) -> Any:
+            raise RuntimeError("nobody is there")
+
+        @source.setter
+        def source(self, _: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            self.closed = True
+
+    async def submit(_body: Any) -> list[Any]:
+        running.backend.streams.append(Deaf("r", None, None, None))  # type: ignore[arg-type]
+        return [running.backend.streams[0]]
+
+    running.backend.submit = submit  # type: ignore[assignment, method-assign]
+    client = running.raw()
+    client.post("/generate", {"text": "x", "stream": True})
+    assert client.rest().count(b"HTTP/1.1") <= 1
+    eventually(lambda: running.app.idle, "the answer is over")
+    assert running.stream().closed

@@ -1,0 +1,49 @@
+"""Log probabilities in OpenAI's shapes, added up event by event."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from outfeed.gateway.logprobs import CompletionLogprobs, LogprobsSum, chat_logprobs
+from outfeed.sink.columns import Columns, ColumnsSum, Flat, Ragged
+
+
+def packed(kind: str, *values: float) -> bytes:
+    return np.array(values, dtype=kind).tobytes()
+
+
+def share(token: int, text: str | None) -> Columns:
+    """One token's, with two at its place."""
+    return Columns(
+        output_logprobs=Flat(packed("<f4", -0.5 * token), packed("<i4", token)),
+        output_top_logprobs=Ragged(packed("<u4", 2), packed("<f4", -0.5, -1.5), packed("<i4", token, 99)),
+        texts=None if text is None else {token: text, 99: "other"},
+    )
+
+
+def unknown(token: int) -> None:
+    """There is no token table."""
+
+
+def whole(chat: bool, columns: Columns | None, text: str) -> object:
+    """What one event with everything would be."""
+    if chat:
+        return chat_logprobs(columns, unknown)
+    return CompletionLogprobs(unknown, None).render(columns, text, last=True)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_what_is_added_up_is_what_the_whole_would_be(chat: bool) -> None:
+    texts = ["a", 'é"', "", "🙂\n", "last"]
+    one_by_one, together = LogprobsSum(chat, unknown, None), ColumnsSum()
+    for token, text in enumerate(texts):
+        one_by_one.add(None, "", last=False)
+        one_by_one.add(share(token, text), text, last=token == len(texts) - 1)
+        together.add(share(token, text))
+    got = msgspec.json.encode(one_by_one.json())
+    assert json.loads(got) == json.loads(msgspec.json.encode(whole(chat, together.total(), "".join(texts))))
+    assert 0.5 < one_by_one.size / len(got) <= 1
+    nothing = LogprobsSum(chat, unknown, None)
+    nothing.add(None, "", last=True)
+    assert json.loads(msgspec.json.encode(nothing.json())) == whole(chat, None, "")
