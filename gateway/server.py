@@ -219,16 +219,26 @@ def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def keys(args: argparse.Namespace) -> tuple[str, str]:
+    """Return the clients' key and the one for operations, "" for none.
+
+    Raises:
+        ServerError: they are the same.
+    """
+    key = args.api_key or os.environ.get("OUTFEED_API_KEY", "")
+    admin = args.admin_key or os.environ.get("OUTFEED_ADMIN_KEY", "")
+    if admin and admin == key:
+        raise ServerError("--admin-key is the same as --api-key: clients must not have it; give another one")
+    return key, admin
+
+
 def make_app(backend: Backend, tokenizer: str | Path, args: argparse.Namespace) -> App:
     """Make the endpoints that the options describe.
 
     Raises:
         ServerError: an option cannot be used.
     """
-    key = args.api_key or os.environ.get("OUTFEED_API_KEY", "")
-    admin = args.admin_key or os.environ.get("OUTFEED_ADMIN_KEY", "")
-    if admin and admin == key:
-        raise ServerError("--admin-key is the same as --api-key: clients must not have it; give another one")
+    key, admin = keys(args)
     try:
         limits = Limits(
             body_bytes=args.max_body_bytes, requests=args.max_requests, connections=args.max_connections

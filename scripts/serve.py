@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from outfeed.gateway.server import ServerError, add_gateway_arguments, listen
+from outfeed.gateway.server import ServerError, add_gateway_arguments, keys, listen
 from outfeed.ring.errors import RingError
 from outfeed.ring.instance import InstanceGone
 from outfeed.shards.launcher import LaunchError, add_instance_arguments, instance_options, make_config
@@ -185,6 +185,7 @@ class Signals:
 
 def serve(args: argparse.Namespace, signals: Signals) -> None:
     """Start everything, and serve until a signal."""
+    keys(args)
     template = args.chat_template or (None if args.tokenizer else str(TEMPLATE))
     args.tokenizer = args.tokenizer or demo_tokenizer()
     readers = args.readers or args.gateways
