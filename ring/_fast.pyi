@@ -11,7 +11,7 @@ class Writer:
 
     def write(self, tag: int, /, *parts: Buffer | NDArray[Any], timeout: float = 0.0) -> None:
         """Write one frame whose body is `parts` end to end; see the method's own docstring."""
-    def _bind(self, write: int, handle: int, /) -> None: ...
+    def _bind(self, write: int, handle: int, kept: object, /) -> None: ...
 
 class Reader:
     """The base of Consumer."""
@@ -24,5 +24,5 @@ class Reader:
         """Whether `read` would return or raise something now."""
     def _wait(self, consumers: Sequence[Reader], timeout: float, /) -> bool: ...
     def _bind(
-        self, calls: tuple[int, ...], handle: int, bell: int, view: memoryview, lanes: int, /
+        self, calls: tuple[int, ...], handle: int, bell: int, kept: object, view: memoryview, lanes: int, /
     ) -> None: ...

@@ -4,7 +4,7 @@ One small segment per instance. The launcher writes the configuration once, befo
 the segment; after that each process writes only its own row, so nothing here needs a lock. Whoever looks
 at an instance (another process of it, `top`, a health check) reads the rows and disturbs nobody.
 
-    0       header: magic, version, rows, config length │ launcher's owner word │ phase
+    0       header: magic, version, rows, config length │ launcher's owner word │ phase │ what pids count in
     4096    configuration, JSON
     65536   rows, 256 bytes each: launcher, ranks, shards, readers
 
@@ -25,13 +25,13 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from .errors import NotARing, WrongVersion
+from .errors import NotARing, OtherNamespace, WrongVersion
 from .names import check_instance, segment_name
-from .owner import Owner
+from .owner import Owner, space
 from .segment import Segment, attach, create, unlink
 
 MAGIC: Final = b"OUTFEEDB"
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_EACH: Final = 64
 """Shards, readers and ranks of an instance, each at most; fewer than a route could name."""
 MIN_LANE_BYTES: Final = 1 << 12
@@ -41,6 +41,7 @@ MAX_HEARTBEAT_LIMIT_S: Final = 3600
 _HEADER: Final = struct.Struct("<8sIII")
 _LAUNCHER_WORD: Final = 4  # u64 index of the launcher's owner word in the header
 _PHASE_WORD: Final = 5
+_SPACE_WORD: Final = 6
 _CONFIG_AT: Final = 4096
 _ROWS_AT: Final = 65536
 _ROW_WORDS: Final = 32
@@ -247,6 +248,7 @@ class Board:
             with memoryview(memory) as view, view.cast("Q") as words:
                 words[_PHASE_WORD] = Phase.STARTING
                 words[_LAUNCHER_WORD] = Owner.me().pack()
+                words[_SPACE_WORD] = space()
 
         name = segment_name(config.instance, "board")
         return cls(create(name, _ROWS_AT + rows * _ROW_WORDS * 8, fill), config)
@@ -259,6 +261,7 @@ class Board:
             FileNotFoundError: no instance of that name is there.
             NotARing: the segment is there, but what is in it is no board.
             WrongVersion: it was made by another version of Outfeed.
+            OtherNamespace: it was made in another pid namespace.
         """
         name = segment_name(check_instance(instance), "board")
         segment = attach(name)
@@ -337,6 +340,8 @@ def _read_config(segment: Segment, name: str) -> InstanceConfig:
         raise WrongVersion(
             f"{name} is a board of version {version}, this Outfeed speaks {VERSION}: use one version"
         )
+    if int.from_bytes(segment.memory[8 * _SPACE_WORD : 8 * _SPACE_WORD + 8], "little") != space():
+        raise OtherNamespace(name)
     if length > _ROWS_AT - _CONFIG_AT:
         raise NotARing(
             f"{name} claims a configuration of {length} bytes, at most {_ROWS_AT - _CONFIG_AT} fit"

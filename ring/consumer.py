@@ -48,7 +48,9 @@ class Consumer(Reader):
         self.doorbell = doorbell
         self._segment = segment
         self._handle = handle
-        self._bind(_CALLS, address(handle), address(doorbell._bell), memory.toreadonly(), lanes)
+        bell = doorbell._bell
+        kept = handle, bell, doorbell._base
+        self._bind(_CALLS, address(handle), address(bell), kept, memory.toreadonly(), lanes)
 
     def tails(self) -> list[int]:
         """Return each lane's position now, for `read(upto=...)`: what is published later lies beyond."""

@@ -9,6 +9,7 @@ __all__ = [
     "LockHeld",
     "NoRoom",
     "NotARing",
+    "OtherNamespace",
     "RingClosed",
     "RingError",
     "RingFull",
@@ -27,6 +28,19 @@ class NotARing(RingError):
 
 class WrongVersion(NotARing):
     """The segment's layout is another version's: its writer and this process are different builds."""
+
+
+class OtherNamespace(RingError):
+    """The segment was made in another pid or time namespace, a container of its own, say: who owns what in
+    it cannot be told from here.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"segment {name!r} was made in another pid or time namespace, whose pids name other processes "
+            "here: run all that share it in one namespace (containers: --pid=container:NAME, or in a pod "
+            "shareProcessNamespace: true)"
+        )
 
 
 class FrameTooLarge(RingError):

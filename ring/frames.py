@@ -227,6 +227,9 @@ def encode(message: Message | Handover) -> bytes:
 def decode(tag: int, body: bytes | memoryview) -> Message | Handover:
     """Return the message in a frame's body. Nothing in it points into the body.
 
+    The body is copied first, once: a lane's bytes may change while they are looked at, and no decoder is
+    made for that.
+
     Raises BadFrame when the tag is no message's (BATCH included) or the body is not the tag's.
     """
     decoder = _decoders.get(tag)  # type: ignore[call-overload]
@@ -234,13 +237,14 @@ def decode(tag: int, body: bytes | memoryview) -> Message | Handover:
         raise BadFrame(
             f"tag {tag} is no message frame; expected one of {[int(known) for known in _decoders]}"
         )
+    raw = bytes(body)
     try:
-        message: Message | Handover = decoder.decode(body)
+        message: Message | Handover = decoder.decode(raw)
         fault = _fault(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"{Tag(tag).name} frame of {len(body)} bytes: {error}", _named(body)) from error
+        raise BadFrame(f"{Tag(tag).name} frame of {len(raw)} bytes: {error}", _named(raw)) from error
     if fault is not None:
-        raise BadFrame(f"{Tag(tag).name} frame of {len(body)} bytes: {fault}", _named(body))
+        raise BadFrame(f"{Tag(tag).name} frame of {len(raw)} bytes: {fault}", _named(raw))
     return message
 
 
@@ -290,9 +294,9 @@ def _fault(message: Message | Handover) -> str | None:
     return None
 
 
-def _named(body: bytes | memoryview) -> tuple[int, ...]:
+def _named(body: bytes) -> tuple[int, ...]:
     """Find the route of a body that is otherwise wrong: an array's first place, whatever comes after it."""
-    head = bytes(body[:14])
+    head = body[:14]
     kind = head[0] if head else 0
     at = {0xDC: 3, 0xDD: 5}.get(kind, 1 if 0x90 <= kind <= 0x9F else len(head))
     if at >= len(head):

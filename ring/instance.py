@@ -77,6 +77,7 @@ class Instance:
 
         Raises:
             InstanceGone: there is none of that name, or its launcher is dead.
+            OtherNamespace: it runs in another pid namespace.
         """
         try:
             board = Board.attach(instance)

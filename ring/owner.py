@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["Owner"]
+__all__ = ["Owner", "space"]
 
 _PID_BITS = 22  # Linux: PID_MAX_LIMIT is 2^22
 _START_BITS = 64 - _PID_BITS  # clock ticks since boot: 1,400 years at 100 Hz
@@ -26,6 +26,22 @@ def _state_and_start(pid: int) -> tuple[str, int] | None:
     return fields[0].decode(), int(fields[19])
 
 
+def space() -> int:
+    """Return a u64 for what pids and start times count in here: the pid and the time namespace, 0 for one
+    that this kernel does not have.
+
+    Owners of one space mean nothing in another: there, a live one looks dead.
+    """
+    return _namespace("pid") << 32 | _namespace("time")
+
+
+def _namespace(kind: str) -> int:
+    try:
+        return os.stat(f"/proc/self/ns/{kind}").st_ino & 0xFFFFFFFF
+    except FileNotFoundError:
+        return 0
+
+
 def _has_process(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -38,7 +54,7 @@ def _has_process(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process: its pid and its start time in clock ticks since boot. Pids are this pid namespace's."""
+    """A process: its pid and its start time in clock ticks since boot, as they count in this `space`."""
 
     pid: int
     start: int

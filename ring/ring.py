@@ -12,8 +12,17 @@ from . import segment
 from ._core import ffi, lib
 from .consumer import Consumer
 from .doorbell import Doorbell
-from .errors import BadCapacity, CorruptLane, LaneOwned, NotARing, RingClosed, RingError, WrongVersion
-from .owner import Owner
+from .errors import (
+    BadCapacity,
+    CorruptLane,
+    LaneOwned,
+    NotARing,
+    OtherNamespace,
+    RingClosed,
+    RingError,
+    WrongVersion,
+)
+from .owner import Owner, space
 from .stats import ConsumerStats, LaneStats, RingStats
 from .writer import LaneWriter
 
@@ -82,6 +91,9 @@ class Ring:
         if code != 0:
             opened.close()
             _refuse_header(opened.name, opened.size, code, found)
+        if self._ring.space != space():
+            opened.close()
+            raise OtherNamespace(opened.name)
         self.lanes = int(self._ring.lanes)
         self.consumers = int(self._ring.consumers)
         self.capacity = int(self._ring.capacity)
@@ -101,7 +113,8 @@ class Ring:
 
         def fill(memory: mmap.mmap) -> None:
             base = ffi.from_buffer(memory)
-            lib.ring_format(base, size, lanes, consumers, capacity, name.encode(), Owner.me().pack())
+            me, here = Owner.me().pack(), space()
+            lib.ring_format(base, size, lanes, consumers, capacity, name.encode(), me, here)
 
         return cls(segment.create(name, size, fill))
 
@@ -109,7 +122,7 @@ class Ring:
     def attach(cls, name: str) -> Self:
         """Attach a ring that another process made.
 
-        Raises FileNotFoundError, NotARing, WrongVersion.
+        Raises FileNotFoundError, NotARing, WrongVersion, OtherNamespace.
         """
         return cls(segment.attach(name))
 
@@ -207,7 +220,7 @@ class Ring:
         return RingStats(
             name=self.name,
             capacity=self.capacity,
-            created_ns=int(lib.ring_created_ns(self._ring)),
+            created_ns=int(self._ring.created_ns),
             lanes=tuple(self._lane_stats(lane) for lane in range(self.lanes)),
             consumers=tuple(self._consumer_stats(index) for index in range(self.consumers)),
         )

@@ -41,6 +41,14 @@ def _path(name: str) -> str:
     return f"{SHM}/{name}"
 
 
+def _names(name: str, fd: int) -> bool:
+    """Whether the name in /dev/shm is that of the file that is open as `fd`."""
+    try:
+        return os.stat(_path(name), follow_symlinks=False).st_ino == os.fstat(fd).st_ino
+    except FileNotFoundError:
+        return False
+
+
 def _let_go(fd: int, pid: int) -> None:
     """Drop the lock, which the mapping's copy of the descriptor would keep; it is not a forked child's."""
     if os.getpid() == pid:
@@ -70,9 +78,8 @@ class Segment:
 
     def unlink(self) -> None:
         """Remove the name, if it is still this segment's and not a later one's. Not for a closed one."""
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(_path(self.name), follow_symlinks=False).st_ino == os.fstat(self._fd).st_ino:
-                os.unlink(_path(self.name))
+        if _names(self.name, self._fd):
+            unlink(self.name)
 
     def close(self) -> None:
         """Stop counting as a user of the segment."""
@@ -221,7 +228,12 @@ def discard(name: str) -> bool:
     fd = _lock_if_stale(name)
     if fd is None:
         return False
-    # Whoever opened it meanwhile gets its lock after this one is dropped, and sees it has no name.
-    unlink(name)
-    os.close(fd)
-    return True
+    try:
+        # Between the look and the lock somebody else may have removed it, and a third made one of that name.
+        stale = _names(name, fd)
+        # Whoever opened it meanwhile gets its lock after this one is dropped, and sees it has no name.
+        if stale:
+            unlink(name)
+        return stale
+    finally:
+        os.close(fd)

@@ -69,7 +69,7 @@ class LaneWriter(Writer):
         self._segment = segment
         self._memory = memory
         self._handle = handle
-        self._bind(_WRITE, address(handle))
+        self._bind(_WRITE, address(handle), (handle, memory))
         self._offset = ffi.new("uint64_t *")
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outfeed.ring import Owner, Ring, RingStats
+from outfeed.ring import Owner, Ring, RingError, RingStats
 from outfeed.ring.board import COUNTERS, BoardRow, Role
 from outfeed.ring.instance import Instance, InstanceGone, running
 
@@ -141,7 +141,7 @@ def _attachable() -> Iterator[str]:
     for name in running():
         try:
             Instance.attach(name).close()
-        except InstanceGone:
+        except RingError:  # gone meanwhile, another version's, or another container's
             continue
         yield name
 

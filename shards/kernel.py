@@ -128,7 +128,8 @@ class Kernel:
         Returns the text that was delivered.
         """
         column = ffi.from_buffer(_i32, ids)
-        code = lib.ofs_restore(self._shard, route, column, len(column), text_bytes, self._set_ready(ready))
+        given = ffi.NULL if ready is None else self._set_ready(ready, len(column) + 1)
+        code = lib.ofs_restore(self._shard, route, column, len(column), text_bytes, given)
         if code:
             raise MemoryError(f"{len(column)} ids cannot be restored (code {code})")
         return bytes(ffi.buffer(self._out.text, self._out.text_bytes)) if self._out.text_bytes else b""
@@ -160,8 +161,6 @@ class Kernel:
         code = lib.ofs_plan(self._shard, self._rows, shard, reader, alive[1][0], ffi.from_buffer(_u32, keep))
         if code == lib.OFS_NO_MEMORY:
             raise MemoryError(f"no memory to order {len(keep)} rows")
-        if code == lib.OFS_TOO_MUCH:
-            raise ValueError(f"a step of {len(keep)} rows: at most 65536 where the tokenizer makes the text")
         if code:
             raise ValueError("counts add up to more than there are ids")
         return keep
@@ -183,7 +182,7 @@ class Kernel:
         """
         alive = self._set_rows(columns)
         how, kept = self._set_finishes(finishes) if finishes else (ffi.NULL, None)
-        given = ffi.NULL if ready is None else self._set_ready(ready)
+        given = ffi.NULL if ready is None else self._set_ready(ready, len(columns[4]) + len(columns[0]))
         code = lib.ofs_decode(self._shard, self._rows, shard, reader, how, given, token_ends, merge)
         del alive, kept
         if code:
@@ -242,7 +241,10 @@ class Kernel:
             out = ffi.new("uint8_t[]", room)
             size = lib.ofs_token_text(self._shard, token, out, room)
             if size >= 0:
-                return bytes(ffi.buffer(out, size)).decode()
+                # Text in a table that is being scribbled over may not even be UTF-8.
+                return bytes(ffi.buffer(out, size)).decode(errors="replace")
+            if size != lib.OFS_TOO_MUCH:
+                raise ValueError("this decoder has no table: ask the tokenizer")
             room *= 16
 
     def _set_rows(self, columns: Columns) -> object:
@@ -274,9 +276,9 @@ class Kernel:
         how.count, how.matched_len = len(entries), offset
         return how, alive
 
-    def _set_ready(self, ready: Ready | None) -> Any:
-        if ready is None:
-            return ffi.NULL
+    def _set_ready(self, ready: Ready, entries: int) -> Any:
+        if len(ready.lens) != entries:
+            raise ValueError(f"{len(ready.lens)} lengths of ready-made text, expected {entries}")
         given = self._ready
         self._alive = ffi.from_buffer(_u8, ready.text), ffi.from_buffer(_u32, ready.lens)
         given.text, given.lens = self._alive

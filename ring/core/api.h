@@ -11,7 +11,7 @@ enum {
     RING_CORRUPT = -3,     /* the lane is quarantined; *_fault() tells where */
     RING_BUSY = -4,        /* another thread is inside this handle */
     RING_CLOSED = -5,      /* closed, or made before a fork */
-    RING_INTERRUPTED = -6, /* a signal came; call again with what is left of the time */
+    RING_INTERRUPTED = -6, /* a signal came, or may have; call again with what is left of the time */
     RING_RESERVED = -7,    /* a reservation is open and must not be, or is not and must be */
     RING_ARGUMENT = -8,    /* an argument out of range */
     RING_NO_MEMORY = -9,
@@ -24,7 +24,7 @@ enum {
 
 /* Limits; the Python side reads them from here. */
 enum {
-    RING_LAYOUT_VERSION = 2,
+    RING_LAYOUT_VERSION = 3,
     RING_MAX_LANES = 256,
     RING_MAX_CONSUMERS = 256,
     RING_MIN_CAPACITY = 4096,
@@ -46,18 +46,20 @@ typedef struct ring {
     uint64_t capacity; /* per lane, a power of two */
     uint64_t data;     /* offset of lane 0's area */
     uint64_t heads;    /* offset of the heads table */
+    uint64_t created_ns;
+    uint64_t space; /* as ring_format was given it */
     uint32_t lanes;
     uint32_t consumers;
 } ring;
 
 /* Bytes a segment of this geometry takes; 0 when the geometry is out of limits. */
 uint64_t ring_bytes(uint32_t lanes, uint32_t consumers, uint64_t capacity);
-/* Write a fresh header into zeroed memory of ring_bytes() bytes. */
+/* Write a fresh header into zeroed memory of ring_bytes() bytes. `creator` is an owner word, `space` says what pids in
+ * owner words count in. */
 int ring_format(void *base, uint64_t bytes, uint32_t lanes, uint32_t consumers, uint64_t capacity,
-                const char *name, uint64_t creator);
+                const char *name, uint64_t creator, uint64_t space);
 /* Check a header and fill *out; found[4] gets what was there: magic or version, lanes, consumers, capacity. */
 int ring_check(void *base, uint64_t bytes, ring *out, uint64_t found[4]);
-uint64_t ring_created_ns(const ring *r);
 
 /* Ownership (claim.c). Owner words are made by owner.py; 0 is nobody. */
 

@@ -64,26 +64,27 @@ int bell_claim(void *base, uint64_t expected, uint64_t mine) {
 }
 
 /* Map a doorbell by a name that may come from shared memory: nothing but one of this user's own, of the right
- * size (touching the map of a shorter file is a SIGBUS) and with the right magic. */
-static bell_block *map_bell(const char *name) {
+ * size (touching the map of a shorter file is a SIGBUS) and with the right magic. RING_NO_MEMORY says nothing of the
+ * doorbell: this process, or the machine, is at a limit. */
+static int map_bell(const char *name, bell_block **out) {
     char path[RING_NAME_BYTES + 16];
     struct stat st;
     snprintf(path, sizeof path, "/dev/shm/%s", name);
     /* O_NONBLOCK: whatever has the name, opening it never waits. */
     int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0) return NULL;
-    bell_block *b = NULL;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == (off_t)sizeof *b && st.st_uid == geteuid() &&
-        (st.st_mode & 077) == 0) {
-        b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (b == MAP_FAILED) b = NULL;
-    }
+    if (fd < 0) return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? RING_NO_MEMORY : RING_NO_BELL;
+    int usable = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == (off_t)sizeof(bell_block) &&
+                 st.st_uid == geteuid() && (st.st_mode & 077) == 0;
+    void *b = usable ? mmap(NULL, sizeof(bell_block), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : NULL;
     close(fd);
-    if (b != NULL && bell_check(b, sizeof *b) != RING_OK) {
-        munmap(b, sizeof *b);
-        b = NULL;
+    if (!usable) return RING_NO_BELL;
+    if (b == MAP_FAILED) return RING_NO_MEMORY;
+    if (bell_check(b, sizeof(bell_block)) != RING_OK) {
+        munmap(b, sizeof(bell_block));
+        return RING_NO_BELL;
     }
-    return b;
+    *out = b;
+    return RING_OK;
 }
 
 bell *bell_open(void *base, int64_t longest_spin_ns) {
@@ -112,14 +113,14 @@ int bell_ring(bell *b) {
 }
 
 int bell_sleep(bell *b, int64_t deadline) {
-    half *word = &b->shared->call;
-    if (turn_bell(word, BELL_ASLEEP) & BELL_RUNG) {
-        turn_bell(word, 0);
+    half *called = &b->shared->call;
+    if (turn_bell(called, BELL_ASLEEP) & BELL_RUNG) {
+        turn_bell(called, 0);
         return RING_OK;
     }
     int64_t left = deadline - now_ns();
-    int rc = left > 0 ? futex_sleep(word, BELL_ASLEEP, left) : RING_FULL;
-    int rung = turn_bell(word, 0) & BELL_RUNG;
+    int rc = left > 0 ? futex_sleep(called, BELL_ASLEEP, left) : RING_FULL;
+    int rung = turn_bell(called, 0) & BELL_RUNG;
     return rung && rc == RING_FULL ? RING_OK : rc;
 }
 
@@ -138,9 +139,9 @@ static void caller_open(consumer_block *c, caller *cached, uint32_t turn) {
     for (int i = 0; i < 8; i++) name.words[i] = peek(&c->bell[i]);
     /* Torn while it was being rewritten: its writer is awake then, and looks before it sleeps. */
     if (load_turn_again(&c->bell_turn) != turn || !bell_name_ok(name.text, sizeof name.text)) return;
-    cached->bell = map_bell(name.text);
-    /* Remember a failure too, so that a dead consumer's name is not looked up on every write. */
-    cached->turn = turn;
+    /* Remember a failure too, so that a dead consumer's name is not looked up on every write; not that there was
+     * no descriptor to be had just now, or its consumer would not be rung until it changes hands. */
+    if (map_bell(name.text, &cached->bell) != RING_NO_MEMORY) cached->turn = turn;
 }
 
 void call_consumer(consumer_block *c, caller *cached) {

@@ -8,7 +8,8 @@
  *   store_head      (consumer)   ↔ load_head       (writer)       the consumer is done with the bytes it gives back
  *   store_magic     (creator)    ↔ load_magic      (attacher)     the header is complete
  *   store_state     (consumer)   ↔ load_state      (writer)       the heads of a cursor opening, then of one open
- *   store_turn      (consumer)   ↔ load_turn, load_turn_again (writer)   the doorbell's name is whole
+ *   begin_turn      (consumer)   ↔ load_turn_again (writer)       a name read before this is the old one, whole
+ *   store_turn      (consumer)   ↔ load_turn       (writer)       a name read after this is the new one, whole
  *   set_flag        (sleeper)    ↔ see_flag, take_flag (waker)    what the sleeper wrote before parking
  *   ring_bell       (waker)      ↔ turn_bell       (sleeper)      what the doorbell was rung for; both are locked
  *                                                                 steps on one word, so one sees the other's
@@ -72,7 +73,11 @@ static inline void store_magic(word *p, uint64_t v) { atomic_store_explicit(p, v
 static inline uint64_t load_magic(const word *p) { return atomic_load_explicit(p, memory_order_acquire); }
 static inline void store_turn(half *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_release); }
 static inline uint32_t load_turn(const half *p) { return atomic_load_explicit(p, memory_order_acquire); }
-/* The second look of a reader of the name: the words it loaded come before this load. Pairs with store_turn. */
+/* Before the name is rewritten: makes the turn odd and tells what it was. A plain store would not do: the words that
+ * are stored after it could be seen before it. */
+static inline uint32_t begin_turn(half *p) { return atomic_fetch_or_explicit(p, 1, memory_order_acq_rel); }
+/* The second look of a reader of the name. Both change the word, so one comes first: this one, and begin_turn sees
+ * that the words were loaded; or begin_turn, and this sees an odd turn. Pairs with begin_turn. */
 static inline uint32_t load_turn_again(half *p) {
     return atomic_fetch_add_explicit(p, 0, memory_order_acq_rel);
 }

@@ -75,10 +75,12 @@ typedef struct guard {
 
 void guard_init(guard *g);
 
-/* RING_OK and the handle is ours until guard_leave, or why not. */
+/* RING_OK and the handle is ours until guard_leave, or why not. A child that was forked while a thread of its parent
+ * was inside has a handle that stays busy: to the child it is closed all the same. */
 static inline int guard_enter(guard *g) {
+    if (g->forks != peek_half(&fork_count)) return RING_CLOSED;
     if (!take_guard(&g->busy)) return RING_BUSY;
-    if (peek_half(&g->closed) || g->forks != peek_half(&fork_count)) {
+    if (peek_half(&g->closed)) {
         leave_guard(&g->busy);
         return RING_CLOSED;
     }

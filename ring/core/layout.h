@@ -63,7 +63,8 @@ typedef struct header {
     uint64_t created_ns; /* CLOCK_REALTIME */
     uint64_t creator;    /* owner word */
     char name[64];
-    uint8_t rest[PAGE - 128];
+    uint64_t space; /* what its pids count in: owner.py */
+    uint8_t rest[PAGE - 136];
 } header;
 
 static_assert(offsetof(header, magic) == 0, "layout");
@@ -77,6 +78,7 @@ static_assert(offsetof(header, data) == 40, "layout");
 static_assert(offsetof(header, created_ns) == 48, "layout");
 static_assert(offsetof(header, creator) == 56, "layout");
 static_assert(offsetof(header, name) == 64, "layout");
+static_assert(offsetof(header, space) == 128, "layout");
 static_assert(sizeof(header) == PAGE, "layout");
 
 typedef struct lane_block {
@@ -188,5 +190,7 @@ static_assert(offsetof(record, reserved) == 6, "layout");
 static_assert(offsetof(record, seq) == 8, "layout");
 static_assert(sizeof(record) == 16, "layout");
 static_assert(sizeof(word) == 8 && sizeof(half) == 4, "atomics are plain words in memory");
+static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "no lock of one process guards a word of many");
+static_assert(sizeof(void *) == 8, "a segment may be 256 GiB, and a futex takes a 64-bit machine's timespec");
 
 #endif

@@ -210,8 +210,7 @@ static void write_bell_name(consumer_block *c, const char *name) {
     } u;
     memset(&u, 0, sizeof u);
     strncpy(u.text, name, sizeof u.text - 1);
-    uint32_t turn = peek_half(&c->bell_turn) | 1;
-    store_turn(&c->bell_turn, turn);
+    uint32_t turn = begin_turn(&c->bell_turn) | 1;
     for (int i = 0; i < 8; i++) poke(&c->bell[i], u.words[i]);
     store_turn(&c->bell_turn, turn + 1);
 }

@@ -34,7 +34,7 @@ static void fill(void *base, uint64_t bytes, uint32_t lanes, uint32_t consumers,
 }
 
 int ring_format(void *base, uint64_t bytes, uint32_t lanes, uint32_t consumers, uint64_t capacity,
-                const char *name, uint64_t creator) {
+                const char *name, uint64_t creator, uint64_t space) {
     uint64_t needed = ring_bytes(lanes, consumers, capacity);
     if (needed == 0 || bytes != needed) return RING_GEOMETRY;
     header *h = base;
@@ -49,6 +49,7 @@ int ring_format(void *base, uint64_t bytes, uint32_t lanes, uint32_t consumers, 
     h->data = data_offset(lanes, consumers);
     h->created_ns = (uint64_t)((int64_t)t.tv_sec * NS_PER_S + t.tv_nsec);
     h->creator = creator;
+    h->space = space;
     strncpy(h->name, name, sizeof h->name - 1);
     store_magic(&h->magic, MAGIC);
     return RING_OK;
@@ -75,10 +76,10 @@ int ring_check(void *base, uint64_t bytes, ring *out, uint64_t found[4]) {
         *(volatile uint64_t *)&h->data != data_offset(lanes, consumers))
         return RING_GEOMETRY;
     fill(base, bytes, lanes, consumers, capacity, out);
+    out->created_ns = *(volatile uint64_t *)&h->created_ns;
+    out->space = *(volatile uint64_t *)&h->space;
     return RING_OK;
 }
-
-uint64_t ring_created_ns(const ring *r) { return ((const header *)r->base)->created_ns; }
 
 void quarantine(const ring *r, uint32_t lane, uint64_t position) {
     lane_block *l = lane_at(r, lane);

@@ -83,7 +83,7 @@ static int has_room(lane_writer *w, uint64_t end) {
     return end <= w->limit;
 }
 
-/* Sleep until a release may have made room, or the deadline, or a second. */
+/* Sleep until a release may have made room, or the deadline. */
 static int park(lane_writer *w, uint64_t end, int64_t deadline) {
     lane_block *l = w->shared;
     /* Not worth waking for a single frame's room: an eighth of the lane, or all there is to release. */
@@ -95,18 +95,20 @@ static int park(lane_writer *w, uint64_t end, int64_t deadline) {
     if (rc == RING_OK) rc = has_room(w, end);
     if (rc == 0) {
         int64_t left = deadline - now_ns();
-        if (left > LONGEST_SLEEP_NS) left = LONGEST_SLEEP_NS;
         if (left > 0 && futex_sleep(&l->room_parked, 1, left) == RING_INTERRUPTED) rc = RING_INTERRUPTED;
     }
     poke_half(&l->room_parked, 0);
     return rc;
 }
 
+/* At most LONGEST_SLEEP_NS of a longer wait: a signal that comes when the sleep has not quite begun does not end
+ * it, so whoever has handlers to run gets to look for one that often, whatever the words in the lane say. */
 static int wait_for_room(lane_writer *w, uint64_t end, int64_t timeout_ns) {
     if (!w->waiting) bump(&w->shared->full_events, 1);
     w->waiting = 1;
     if (timeout_ns <= 0) return RING_FULL;
-    int64_t start = now_ns(), deadline = start + timeout_ns, now = start;
+    int64_t start = now_ns(), now = start;
+    int64_t deadline = start + (timeout_ns < LONGEST_SLEEP_NS ? timeout_ns : LONGEST_SLEEP_NS);
     int rc = 0;
     while (rc == 0 && now < deadline) {
         relax();
@@ -116,7 +118,8 @@ static int wait_for_room(lane_writer *w, uint64_t end, int64_t timeout_ns) {
     }
     if (rc == 0) rc = has_room(w, end);
     bump(&w->shared->full_ns, (uint64_t)(now_ns() - start));
-    return rc == 0 ? RING_FULL : rc;
+    if (rc == 0) return timeout_ns > LONGEST_SLEEP_NS ? RING_INTERRUPTED : RING_FULL;
+    return rc;
 }
 
 /* Room for a body of `size` bytes: writes the padding record if one is needed (nobody sees it yet) and

@@ -139,10 +139,8 @@ int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t r
 /* Decode a step's rows of shard `number` and `reader`; the result is in ofs_result(). `finishes` and, for a
  * shard with a table, `ready` may be NULL.
  *
- * With `merge`, the step is several joined end to end, of at most OFS_MERGE_ROWS rows, and brings neither `ready`
- * nor wants token ends. Each row is decoded as it would be alone, a request's in their order, and what they made
+ * With `merge`, the step is several joined end to end, and brings neither `ready` nor wants token ends. Each row is decoded as it would be alone, a request's in their order, and what they made
  * goes out as one row as long as its ids and text take at most `merge` bytes together. */
-enum { OFS_MERGE_ROWS = 1 << 16 };
 int ofs_decode(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
                const ofs_finishes *finishes, const ofs_ready *ready, int want_token_ends, uint32_t merge);
 

@@ -9,6 +9,8 @@
 typedef struct {
     uint32_t *token, *next, *first, *last, *table;
     uint32_t groups, mask;
+    uint64_t key;
+    int shift;
 } grouping;
 
 enum { ARRAYS = 4, NONE = UINT32_MAX };
@@ -23,7 +25,8 @@ static uint64_t route_at(const ofs_rows *step, uint32_t row)
 static bool grouping_room(struct ofs_shard *shard, uint32_t rows, grouping *g)
 {
     uint32_t slots = 64;
-    while (slots < 2 * (uint64_t)rows) slots *= 2;
+    int bits = 6;
+    for (; slots < 2 * (uint64_t)rows; bits++) slots *= 2;
     size_t need = ARRAYS * (size_t)rows + slots;
     if (shard->order_cap < rows) {
         row_place *order = realloc(shard->order, sizeof *order * (size_t)rows);
@@ -38,16 +41,17 @@ static bool grouping_room(struct ofs_shard *shard, uint32_t rows, grouping *g)
     }
     uint32_t *at = shard->groups;
     *g = (grouping){at, at + rows, at + 2 * (size_t)rows, at + 3 * (size_t)rows, at + ARRAYS * (size_t)rows, 0,
-                    slots - 1};
+                    slots - 1, shard->order_key, 64 - bits};
     memset(g->table, 0xFF, sizeof *g->table * slots);
     return true;
 }
 
-/* Put a row behind the others of its request. */
+/* Put a row behind the others of its request. The upper bits of a product with an odd number that was drawn by chance:
+ * whatever routes a frame names, few of them share a place. */
 static void grouping_add(grouping *g, const ofs_rows *step, uint32_t row)
 {
     uint64_t route = route_at(step, row);
-    uint32_t at = (uint32_t)(route * UINT64_C(0x9E3779B97F4A7C15) >> 32) & g->mask;
+    uint32_t at = (uint32_t)(route * g->key >> g->shift);
     g->next[row] = NONE;
     for (; g->table[at] != NONE; at = (at + 1) & g->mask) {
         uint32_t group = g->table[at];
@@ -66,7 +70,6 @@ int order_rows(struct ofs_shard *shard, const ofs_rows *step)
 {
     grouping g;
     if (step->rows == 0) return OFS_OK;
-    if (step->rows > OFS_MERGE_ROWS) return OFS_TOO_MUCH;
     if (!grouping_room(shard, step->rows, &g)) return OFS_NO_MEMORY;
     uint32_t token = 0, n = 0;
     for (uint32_t row = 0; row < step->rows; row++) {

@@ -3,17 +3,23 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include "utf8.h"
 
 ofs_shard *ofs_new(const uint8_t *base, size_t table_len, int *error)
 {
     ofs_shard *shard = calloc(1, sizeof *shard);
     *error = shard ? OFS_OK : OFS_NO_MEMORY;
-    if (shard && base && !(shard->has_table = table_open(&shard->table, base, table_len))) {
+    if (!shard) return NULL;
+    if (base && !(shard->has_table = table_open(&shard->table, base, table_len))) {
         *error = OFS_BAD_TABLE;
         free(shard);
         return NULL;
     }
+    /* Short of randomness (only ever at boot) it is merely a number that could be foreseen. */
+    if (getrandom(&shard->order_key, sizeof shard->order_key, GRND_NONBLOCK) < 0)
+        shard->order_key = UINT64_C(0x9E3779B97F4A7C15);
+    shard->order_key |= 1;
     return shard;
 }
 

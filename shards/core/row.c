@@ -1,4 +1,7 @@
 /* One row of a step: its tokens' text, stop strings, what is held back, the end. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* memmem */
+#endif
 #include "shard.h"
 
 #include <stdlib.h>
@@ -47,17 +50,6 @@ bool row_hold(struct ofs_shard *shard, slot_extra *extra, size_t keep)
     return true;
 }
 
-static const uint8_t *find(const uint8_t *text, size_t len, const uint8_t *what, size_t n)
-{
-    for (const uint8_t *at = text; n && len >= n;) {
-        const uint8_t *hit = memchr(at, what[0], len - n + 1);
-        if (!hit || !memcmp(hit, what, n)) return hit;
-        len -= (size_t)(hit + 1 - at);
-        at = hit + 1;
-    }
-    return NULL;
-}
-
 uint32_t row_matched_tokens(const slot *s, const ofs_finish *finish, const ofs_finishes *how,
                             const uint8_t *ids, uint32_t count)
 {
@@ -104,11 +96,14 @@ bool row_simply(struct ofs_shard *shard, slot *s, const uint8_t *ids, uint32_t c
     return true;
 }
 
-/* Cut the row's text where the stop string begins that the scheduler says it ended at. */
+/* Cut the row's text where the stop string begins that the scheduler says it ended at. Both may be as long as a frame
+ * allows: memmem's time is linear in them. */
 static void trim_string(struct ofs_shard *shard, size_t start, const ofs_finish *f, const ofs_finishes *how)
 {
     if (f->kind != OFS_END_STRING || (uint64_t)f->offset + f->length > how->matched_len) return;
-    const uint8_t *hit = find(shard->text.at + start, shard->text.len - start, how->matched + f->offset, f->length);
+    size_t made = shard->text.len - start;
+    if (!f->length || !made) return;
+    const uint8_t *hit = memmem(shard->text.at + start, made, how->matched + f->offset, f->length);
     if (hit) shard->text.len = (size_t)(hit - shard->text.at);
 }
 

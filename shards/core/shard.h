@@ -36,6 +36,7 @@ struct ofs_shard {
     row_place *order;                  /* of joined steps (order.c), and what finds it */
     uint32_t *groups;
     uint32_t order_cap;
+    uint64_t order_key;                /* odd, and nobody's to foresee */
     ofs_step out;
     ofs_totals totals;
 };
@@ -53,7 +54,7 @@ static inline bool text_token_simply(struct ofs_shard *shard, const slot *s, int
     if ((busy | s->tail_len | s->strip_left) || (uint32_t)id >= t->ids || text->cap - text->len < TABLE_INLINE)
         return false;
     const table_entry *entry = &t->entries[(uint32_t)id];
-    uint8_t len = entry->len, flags = entry->flags;
+    uint8_t len = table_load8(&entry->len), flags = table_load8(&entry->flags);
     if (len > TABLE_INLINE || (flags & (OFS_CLEAN | OFS_BYTE | OFS_SPECIAL)) != OFS_CLEAN) return false;
     __builtin_memcpy(text->at + text->len, entry->bytes, TABLE_INLINE);
     text->len += len;

@@ -38,8 +38,13 @@ typedef struct {
     uint8_t reserved[16];
 } table_header;
 
-typedef struct {
-    uint8_t len, flags, bytes[TABLE_INLINE];
+typedef union {
+    struct {
+        uint8_t len, flags, bytes[TABLE_INLINE];
+    };
+    struct {
+        uint32_t head, offset, length, zero;
+    } in_blob; /* when len is TABLE_LONG */
 } table_entry;
 
 _Static_assert(sizeof(table_header) == TABLE_HEADER, "the entries begin behind it");
@@ -69,6 +74,10 @@ typedef struct {
     uint8_t flags; /* 0: no such token, decodes to nothing */
 } table_token;
 
+/* Numbers are loaded once, into locals: what is checked is what is used, whatever another process writes meanwhile. */
+static inline uint8_t table_load8(const uint8_t *at) { return *(const volatile uint8_t *)at; }
+static inline uint32_t table_load32(const uint32_t *at) { return *(const volatile uint32_t *)at; }
+
 bool table_open(table *out, const uint8_t *base, size_t len);
 
 static inline table_token table_get(const table *t, int32_t id, bool first)
@@ -76,20 +85,11 @@ static inline table_token table_get(const table *t, int32_t id, bool first)
     table_token token = {NULL, 0, 0};
     if ((uint32_t)id >= t->ids) return token; /* negative ids are large here */
     const table_entry *entry = (first && t->firsts ? t->firsts : t->entries) + (uint32_t)id;
-    uint8_t len = entry->len;
-    if (len <= TABLE_INLINE) {
-        token.bytes = entry->bytes;
-        token.len = len;
-        token.flags = entry->flags;
-    } else {
-        uint32_t span[2];
-        __builtin_memcpy(span, entry->bytes + 2, sizeof span);
-        if (len != TABLE_LONG || span[1] <= TABLE_INLINE || (uint64_t)span[0] + span[1] > t->blob_len) return token;
-        token.bytes = t->blob + span[0];
-        token.len = span[1];
-        token.flags = entry->flags;
-    }
-    return token;
+    uint8_t len = table_load8(&entry->len), flags = table_load8(&entry->flags);
+    if (len <= TABLE_INLINE) return (table_token){entry->bytes, len, flags};
+    uint32_t offset = table_load32(&entry->in_blob.offset), length = table_load32(&entry->in_blob.length);
+    if (len != TABLE_LONG || length <= TABLE_INLINE || (uint64_t)offset + length > t->blob_len) return token;
+    return (table_token){t->blob + offset, length, flags};
 }
 
 #endif

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from outfeed.ring.board import COUNTERS, Board, InstanceConfig, Phase, Role, State
-from outfeed.ring.errors import BadCapacity, NoRoom, NotARing, WrongVersion
+from outfeed.ring.errors import BadCapacity, NoRoom, NotARing, OtherNamespace, WrongVersion
 from outfeed.ring.instance import (
     Instance,
     InstanceGone,
@@ -137,10 +137,19 @@ def test_an_instance_that_cannot_fit_leaves_nothing() -> None:
         (8, (99).to_bytes(4, "little"), WrongVersion),
         (12, (8).to_bytes(4, "little"), NotARing),
         (16, (1 << 31).to_bytes(4, "little"), NotARing),
+        (48, (4026531836).to_bytes(8, "little"), OtherNamespace),
         (4096, b"\xff\xff\xff", NotARing),
         (4096, b"[1,2,", NotARing),
     ],
-    ids=["magic", "version", "rows", "config length", "config not UTF-8", "config not an object"],
+    ids=[
+        "magic",
+        "version",
+        "rows",
+        "config length",
+        "pid namespace",
+        "config not UTF-8",
+        "config not an object",
+    ],
 )
 def test_a_damaged_board_is_refused(
     instance: Instance, at: int, value: bytes, error: type[Exception]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from outfeed.ring import Doorbell, Owner, Ring
+from outfeed.ring.owner import space
 
 MakeRing = Callable[..., Ring]
 PAGE = 4096
@@ -26,11 +27,12 @@ def test_the_header_page(make_ring: MakeRing) -> None:
     area = -(-(heads + 6 * HEAD) // PAGE) * PAGE
     assert len(data) == area + 3 * 8192
     assert data[:8] == b"OUTFRING"
-    assert struct.unpack_from("<IIII", data, 8) == (2, 3, 2, 128)
+    assert struct.unpack_from("<IIII", data, 8) == (3, 3, 2, 128)
     assert struct.unpack_from("<QQQ", data, 24) == (8192, len(data), area)
     assert Owner.unpack(u64(data, 56)) == Owner.me()
     assert data[64:128].rstrip(b"\0") == ring.name.encode()[:63]
-    assert not any(data[128:])
+    assert u64(data, 128) == space()
+    assert not any(data[136:])
 
 
 def test_records_padding_tails_and_heads(make_ring: MakeRing, bell: Doorbell) -> None:

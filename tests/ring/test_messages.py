@@ -1,9 +1,12 @@
 """Every message frame: out as it went in, or a rejection that names whom it can."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outfeed.ring import frames
 from outfeed.ring.frames import (
     TAG_OF,
     Abort,
@@ -113,3 +116,27 @@ def test_nesting_without_end_is_refused() -> None:
     body = msgspec.msgpack.encode([5, "r", b""])[:-2] + b"\xc4\0" + b"\x81\xa1a" * 100_000
     with pytest.raises(BadFrame):
         decode(Tag.GENERATE, b"\x95" + body[1:])
+
+
+@pytest.fixture
+def scribbled(monkeypatch: pytest.MonkeyPatch) -> memoryview:
+    """An ABORT in a lane whose writer changes its route as soon as somebody decodes it."""
+    lane = bytearray(encode(Abort(ROUTE)))
+
+    def scribble_first(body: bytes) -> Abort:
+        lane[:] = encode(Abort(ROUTE + 1))
+        return msgspec.msgpack.decode(body, type=Abort)
+
+    monkeypatch.setitem(frames._decoders, Tag.ABORT, SimpleNamespace(decode=scribble_first))
+    return memoryview(lane)
+
+
+def test_a_body_is_read_from_the_lane_once(scribbled: memoryview) -> None:
+    assert decode(Tag.ABORT, scribbled) == Abort(ROUTE)
+
+
+def test_so_is_whom_a_rejection_names(scribbled: memoryview, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_fault", lambda message: "no good")
+    with pytest.raises(BadFrame) as caught:
+        decode(Tag.ABORT, scribbled)
+    assert caught.value.routes == (ROUTE,)

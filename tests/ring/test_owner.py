@@ -1,24 +1,12 @@
 """Who owns something, and whether it lives: told also when nothing more can be opened."""
 
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from outfeed.ring.owner import Owner
 
-
-@contextmanager
-def no_more_files() -> Iterator[None]:
-    """Every further open fails with EMFILE, as in a process that has as many as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+from tests.limits import no_more_files
 
 
 def test_the_living_and_the_dead_are_told_apart_without_a_file() -> None:

@@ -18,11 +18,13 @@ from outfeed.ring import (
     LockHeld,
     NoRoom,
     NotARing,
+    OtherNamespace,
     Ring,
     WrongVersion,
     instance,
     segment,
 )
+from outfeed.ring.owner import space
 
 MakeRing = Callable[..., Ring]
 SHM = Path("/dev/shm")
@@ -125,7 +127,16 @@ def test_another_versions_ring_says_both_versions(make_ring: MakeRing) -> None:
     with open(SHM / ring.name, "r+b") as file:
         file.seek(8)
         file.write((77).to_bytes(4, "little"))
-    with pytest.raises(WrongVersion, match=r"layout 77, this build reads 2"):
+    with pytest.raises(WrongVersion, match=r"layout 77, this build reads 3"):
+        Ring.attach(ring.name)
+
+
+def test_a_ring_of_another_pid_namespace_is_refused_before_its_owners_look_dead(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    with open(SHM / ring.name, "r+b") as file:
+        file.seek(128)
+        file.write((space() + 1).to_bytes(8, "little"))
+    with pytest.raises(OtherNamespace, match="another pid or time namespace"):
         Ring.attach(ring.name)
 
 
@@ -137,6 +148,26 @@ def test_a_ring_of_another_size_than_its_header_says_is_refused(make_ring: MakeR
     (SHM / f"{ring.name}x").write_bytes(data[:size] if size < 0 else data + bytes(size))
     with pytest.raises(NotARing, match="does not add up"):
         Ring.attach(f"{ring.name}x")
+
+
+def test_what_is_made_while_a_stale_one_is_removed_stays(
+    make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sweep at once, and between one's look and its lock the other is done and a new owner has come."""
+    ring = make_ring()
+    ring.close()
+    new: list[Ring] = []
+
+    def other_first(fd: int, how: int) -> None:
+        monkeypatch.undo()
+        assert segment.discard(ring.name)
+        new.append(Ring.create(ring.name, lanes=1, consumers=1, capacity=4096))
+        fcntl.flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", other_first)
+    assert not segment.discard(ring.name)
+    assert (SHM / ring.name).exists()
+    new[0].close()
 
 
 def test_another_processs_exit_unlinks_nothing_and_warns_of_nothing(make_ring: MakeRing) -> None:

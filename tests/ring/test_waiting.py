@@ -1,5 +1,6 @@
 """Waiting: woken across processes, bounded, interruptible, by hand, and never spinning on an idle ring."""
 
+import mmap
 import multiprocessing
 import os
 import signal
@@ -13,10 +14,13 @@ from typing import Any
 
 import pytest
 from outfeed.ring import Consumer, ConsumerBusy, Doorbell, Ring, RingClosed, RingFull, WriterBusy, wait
+from outfeed.ring._core import ffi, lib
 
 from tests.eventually import until
+from tests.limits import no_more_files
 
 MakeRing = Callable[..., Ring]
+PARKED = 4096 + 512  # the first consumer's flag in a ring of one lane
 FORK = multiprocessing.get_context("fork")
 
 
@@ -209,6 +213,19 @@ def test_a_signal_gets_through_a_full_lane_and_a_quiet_one_changes_nothing(
     process.join(30)
 
 
+def test_a_signal_that_comes_just_before_the_sleep_waits_a_second_at_most(make_ring: MakeRing) -> None:
+    """It ends no sleep, so the C core comes back for it in the middle of a long wait."""
+    writer = make_ring().writer(0)
+    for _ in range(4):
+        writer.write(1, bytes(1000))
+    parts, offset = ffi.new("part[1]"), ffi.new("uint64_t *")
+    body = ffi.new("char[]", 1000)
+    parts[0].bytes, parts[0].length = body, 1000
+    third_s, long_ns = 300_000_000, 5_000_000_000
+    assert lib.writer_write(writer._handle, 1, parts, 1, long_ns) == lib.RING_INTERRUPTED
+    assert lib.writer_reserve(writer._handle, 1000, third_s, offset) == lib.RING_FULL
+
+
 def test_a_writer_at_a_full_lane_is_woken_by_a_release(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring()
     consumer = ring.consumer(0, bell)
@@ -296,6 +313,71 @@ def test_a_wait_keeps_its_consumers_whatever_becomes_of_the_list(make_ring: Make
     bell.ring()
     thread.join()
     until("the wait to let go of it", lambda: second() is None)
+
+
+def test_a_consumer_keeps_the_doorbell_that_it_was_made_with(
+    make_ring: MakeRing, bell: Doorbell, name: str
+) -> None:
+    first = Doorbell.create(f"{name}.bell-first")
+    consumer = make_ring().consumer(0, first)
+    kept = weakref.ref(first._bell)
+    consumer.doorbell = bell
+    first.close()
+    del first
+    assert kept() is not None
+    with pytest.raises(RingClosed):
+        wait([consumer], 1.0)
+    del consumer
+    assert kept() is None
+
+
+def test_a_doorbell_that_no_descriptor_was_free_for_is_rung_as_soon_as_there_is_one(
+    make_ring: MakeRing, bell: Doorbell
+) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    with (
+        open(f"/dev/shm/{ring.name}", "r+b") as segment,
+        open(f"/dev/shm/{bell.name}", "r+b") as doorbell,
+        mmap.mmap(segment.fileno(), 0) as memory,
+        mmap.mmap(doorbell.fileno(), 0) as word,
+    ):
+
+        def rung_for_a_frame() -> bool:
+            memory[PARKED] = 1
+            writer.write(1, b"")
+            return bool(word[128])
+
+        with no_more_files():
+            assert not rung_for_a_frame()
+        assert rung_for_a_frame()
+    assert len(consumer.read()) == 2
+
+
+def test_a_child_that_was_forked_out_of_a_write_cannot_use_the_handle(
+    make_ring: MakeRing, bell: Doorbell
+) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    for _ in range(4):
+        writer.write(1, bytes(1000))
+    thread = threading.Thread(target=writer.write, args=(2, bytes(1000)), kwargs={"timeout": 60.0})
+    thread.start()
+    until("the write to wait", lambda: ring.stats().lanes[0].full_events)
+
+    def child() -> None:
+        with pytest.raises(RingClosed):
+            writer.write(3, b"")
+        ring.close()
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert len(consumer.read()) == 4
+    consumer.release()
+    thread.join()
+    assert [tag for _, tag, _ in consumer.read()] == [2]
 
 
 def test_ringing_by_hand_ends_a_wait(make_ring: MakeRing, bell: Doorbell) -> None:

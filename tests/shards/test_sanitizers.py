@@ -11,7 +11,14 @@ CORE = ROOT / "shards" / "core"
 
 def test_anything_goes_in_and_only_text_comes_out(tmp_path: Path) -> None:
     program = tmp_path / "fuzz"
-    flags = ["-std=c11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = [
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-O1",
+        "-g",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+    ]
     warnings = ["-Wall", "-Wextra", "-Werror", "-include", "stddef.h", "-include", "stdint.h"]
     probe = subprocess.run(
         ["gcc", *flags, "-x", "c", "-", "-o", program],

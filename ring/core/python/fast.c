@@ -32,6 +32,7 @@ typedef struct {
     PyObject_HEAD
     write_call write;
     lane_writer *handle;
+    PyObject *kept; /* what `handle` is freed with */
 } Writer;
 
 /* The buffers of one call; `held` counts those that must be released. */
@@ -169,7 +170,14 @@ static PyObject *Writer_write(PyObject *object, PyObject *const *args, Py_ssize_
 static PyObject *Writer_bind(PyObject *object, PyObject *args) {
     Writer *self = (Writer *)object;
     unsigned long long call, handle;
-    if (!PyArg_ParseTuple(args, "KK", &call, &handle)) return NULL;
+    PyObject *kept;
+    if (!PyArg_ParseTuple(args, "KKO", &call, &handle, &kept)) return NULL;
+    if (self->kept != NULL) {
+        PyErr_SetString(PyExc_ValueError, "_bind: once");
+        return NULL;
+    }
+    Py_INCREF(kept);
+    self->kept = kept;
     self->write = (write_call)(uintptr_t)call;
     self->handle = (lane_writer *)(uintptr_t)handle;
     Py_RETURN_NONE;
@@ -186,7 +194,7 @@ PyDoc_STRVAR(write_doc,
 
 static PyMethodDef writer_methods[] = {
     {"write", (PyCFunction)(void (*)(void))Writer_write, METH_FASTCALL | METH_KEYWORDS, write_doc},
-    {"_bind", Writer_bind, METH_VARARGS, "_bind(write, handle): addresses of writer_write and of its handle."},
+    {"_bind", Writer_bind, METH_VARARGS, "_bind(write, handle, kept): addresses of writer_write and of its handle; what keeps that alive."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -200,9 +208,11 @@ typedef struct {
     lane_reader *handle;
     bell *bell;
     PyObject *view; /* a read-only memoryview of the whole segment */
+    PyObject *kept; /* what `handle` and `bell` are freed with */
     Py_ssize_t lanes;
     frames out;
     void *room; /* the columns of `out` */
+    int building; /* frames are being made of `out`: a finalizer, or a thread that runs meanwhile, may come here again */
 } Reader;
 
 static PyObject *body_of(PyObject *view, uint64_t start, uint64_t end) {
@@ -274,10 +284,13 @@ static PyObject *Reader_read(PyObject *object, PyObject *args, PyObject *kwargs)
     int code = RING_CLOSED;
     if (self->handle != NULL) {
         if (given != Py_None && parse_upto(self, given, upto = positions) != 0) return NULL;
-        code = self->read(self->handle, (uint32_t)limit, upto, &self->out);
+        code = self->building ? RING_BUSY : self->read(self->handle, (uint32_t)limit, upto, &self->out);
     }
     if (code < 0) return PyObject_CallMethod(object, "_refuse", "i", code);
-    return frames_of(self, code);
+    self->building = 1;
+    PyObject *found = frames_of(self, code);
+    self->building = 0;
+    return found;
 }
 
 static PyObject *Reader_release(PyObject *object, PyObject *unused) {
@@ -371,9 +384,10 @@ static PyObject *Reader_wait(PyObject *object, PyObject *args) {
 static PyObject *Reader_bind(PyObject *object, PyObject *args) {
     Reader *self = (Reader *)object;
     unsigned long long read, release, pending, wait, handle, bell_at;
-    PyObject *view;
+    PyObject *view, *kept;
     Py_ssize_t lanes;
-    if (!PyArg_ParseTuple(args, "(KKKK)KKOn", &read, &release, &pending, &wait, &handle, &bell_at, &view, &lanes))
+    if (!PyArg_ParseTuple(args, "(KKKK)KKOOn", &read, &release, &pending, &wait, &handle, &bell_at, &kept, &view,
+                          &lanes))
         return NULL;
     if (lanes < 1 || lanes > RING_MAX_LANES || self->room != NULL) {
         PyErr_SetString(PyExc_ValueError, "_bind: once, with 1 to 256 lanes");
@@ -394,7 +408,9 @@ static PyObject *Reader_bind(PyObject *object, PyObject *args) {
     self->bell = (bell *)(uintptr_t)bell_at;
     self->lanes = lanes;
     Py_INCREF(view);
+    Py_INCREF(kept);
     self->view = view;
+    self->kept = kept;
     Py_RETURN_NONE;
 }
 
@@ -402,6 +418,7 @@ static void Reader_dealloc(PyObject *object) {
     Reader *self = (Reader *)object;
     PyTypeObject *type = Py_TYPE(object);
     Py_XDECREF(self->view);
+    Py_XDECREF(self->kept);
     PyMem_Free(self->room);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -429,7 +446,8 @@ static PyMethodDef reader_methods[] = {
      "pending($self, /)\n--\n\nWhether `read` would return or raise something now."},
     {"_wait", Reader_wait, METH_VARARGS, "_wait(consumers, timeout): see outfeed.ring.wait."},
     {"_bind", Reader_bind, METH_VARARGS,
-     "_bind(calls, handle, bell, view, lanes): addresses of the core's functions and handles; the segment."},
+     "_bind(calls, handle, bell, kept, view, lanes): addresses of the core's functions and handles; what keeps those\n"
+     "alive; the segment."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -437,6 +455,7 @@ static PyMethodDef reader_methods[] = {
 
 static void Writer_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
+    Py_XDECREF(((Writer *)object)->kept);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }

@@ -198,7 +198,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (base == NULL) base = aligned_alloc(4096, w.bytes);
     w.base = base;
     memset(base, 0, w.bytes);
-    MUST(ring_format(base, w.bytes, LANES, CONSUMERS, CAPACITY, "fuzz", 1) == RING_OK);
+    MUST(ring_format(base, w.bytes, LANES, CONSUMERS, CAPACITY, "fuzz", 1, 0) == RING_OK);
     MUST(ring_check(base, w.bytes, &w.ring, found) == RING_OK);
     claim_writer(&w, 0);
     claim_reader(&w, 0);

@@ -28,7 +28,7 @@ int main(void) {
     void *base = memory(bytes), *bell_base = memory(RING_BELL_BYTES);
     ring r;
     lane_reader *c;
-    if (ring_format(base, bytes, 1, 1, RING_MIN_CAPACITY, "signal", 1) != RING_OK ||
+    if (ring_format(base, bytes, 1, 1, RING_MIN_CAPACITY, "signal", 1, 0) != RING_OK ||
         ring_check(base, bytes, &r, found) != RING_OK ||
         bell_format(bell_base, RING_BELL_BYTES, 1) != RING_OK || (rung = bell_open(bell_base, 0)) == NULL ||
         reader_claim(&r, 0, 0, 1, "outfeed-signal", &c) != RING_OK)

@@ -208,7 +208,7 @@ int main(int argc, char **argv) {
     uint64_t bytes = ring_bytes(LANES, CONSUMERS, CAPACITY), found[4];
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     MUST(base != MAP_FAILED);
-    MUST(ring_format(base, bytes, LANES, CONSUMERS, CAPACITY, "stress", 1) == RING_OK);
+    MUST(ring_format(base, bytes, LANES, CONSUMERS, CAPACITY, "stress", 1, 0) == RING_OK);
     MUST(ring_check(base, bytes, &shared, found) == RING_OK);
     pthread_t threads[LANES + CONSUMERS + 1];
     for (uintptr_t i = 0; i < LANES; i++) pthread_create(&threads[i], NULL, writing, (void *)i);

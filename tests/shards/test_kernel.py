@@ -1,0 +1,79 @@
+"""The kernel by itself: what a hostile frame asks of it costs what its bytes cost, and no more."""
+
+import multiprocessing
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from outfeed.ring.route import make_route
+from outfeed.shards.kernel import DROPPED, END_STRING, Columns, Finish, Kernel, Ready
+from outfeed.shards.table import TokenTable
+from tokenizers import Tokenizer
+
+Tables = Callable[[str], TokenTable]
+Tokenizers = Callable[[str], Tokenizer]
+FORK = multiprocessing.get_context("fork")
+LIMIT_S = 60.0
+"""Thousands of times what it takes; with quadratic costs it would be minutes."""
+
+
+def step(routes: list[int], counts: list[int], ids: "np.typing.NDArray[np.int32]") -> Columns:
+    none = np.zeros(len(routes), "<u4")
+    return np.array(routes, "<u8"), none, np.array(counts, "<u4"), none, ids
+
+
+def in_time(work: Callable[[], None]) -> None:
+    """Do it in a process of its own, which can be ended in the middle of a call."""
+    process = FORK.Process(target=work)
+    process.start()
+    process.join(LIMIT_S)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_a_stop_string_nearly_found_everywhere(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    size = 4_000_000
+    token = tokenizer_of("bytelevel_added").get_vocab()["a"]
+    route = make_route(0, 0, 5, 1)
+
+    def work() -> None:
+        kernel = Kernel(table_of("bytelevel_added").buffer)
+        kernel.register(route, 0, [], b"", 0)
+        ids = np.full(size, token, "<i4")
+        finish = Finish(0, END_STRING, b"a" * (size // 2) + b"b")
+        made = kernel.decode(step([route], [size], ids), 0, 0, [finish])
+        assert made.text_bytes == size
+
+    in_time(work)
+
+
+def test_routes_that_were_chosen_to_meet(table_of: Tables) -> None:
+    """A table of routes joins steps; these met in one place of it when places could be foreseen."""
+    unmixed = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
+    routes = [((at >> 14) << 52 | at & 0x3FFF) * unmixed % (1 << 64) for at in range(1, 300_000)]
+
+    def work() -> None:
+        kernel = Kernel(table_of("bytelevel_added").buffer)
+        made = kernel.decode(step(routes, [0] * len(routes), np.zeros(0, "<i4")), 0, 0, [], merge=1 << 20)
+        assert made.rows == 0
+
+    in_time(work)
+
+
+def test_a_step_of_any_number_of_rows_is_planned() -> None:
+    rows = 100_000
+    planned = Kernel(None).plan(step([1] * rows, [0] * rows, np.zeros(0, "<i4")), 0, 0, [])
+    assert planned.tolist() == [DROPPED] * rows
+
+
+def test_ready_made_text_must_say_where_all_of_it_is() -> None:
+    kernel = Kernel(None)
+    columns = step([1], [2], np.zeros(2, "<i4"))
+    with pytest.raises(ValueError, match="2 lengths of ready-made text, expected 3"):
+        kernel.decode(columns, 0, 0, [], Ready(b"", np.zeros(2, "<u4")))
+
+
+def test_a_kernel_without_a_table_has_no_tokens() -> None:
+    with pytest.raises(ValueError, match="no table"):
+        Kernel(None).token_text(1)
