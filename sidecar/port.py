@@ -8,6 +8,7 @@ shard decodes or who reads the text.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -56,7 +57,8 @@ class SchedulerPort:
     """A scheduler rank's end of an instance's request and step rings.
 
     One thread at a time. Rank 0 receives the requests; every rank pushes on a lane of its own and first
-    calls `adopt` for requests that rank 0 handed to it.
+    calls `adopt` for requests that rank 0 handed to it. In a process forked after `attach` the port is not
+    alive: everything raises RingClosed there, and closing it leaves the parent's as it is.
     """
 
     def __init__(self, instance: Instance, rank: int) -> None:
@@ -75,6 +77,7 @@ class SchedulerPort:
         self._readers = instance.board.rows(Role.READER)
         self._look_due = 0
         self._closed = False
+        self._pid = os.getpid()
         if self._row.owner is not None:
             self._row.count_replacement()
         self._row.claim(State.RUNNING)
@@ -107,7 +110,7 @@ class SchedulerPort:
     def alive(self) -> bool:
         """Whether the instance still runs. Also this rank's heartbeat: call it, or `recv`, now and then."""
         self._maybe_beat()
-        return not self._closed and self._instance.alive
+        return not self._closed and os.getpid() == self._pid and self._instance.alive
 
     @property
     def config(self) -> InstanceConfig:
@@ -234,7 +237,8 @@ class SchedulerPort:
             return
         self._beat(time.monotonic_ns())
         self._closed = True
-        self._row.state = State.STOPPED
+        if os.getpid() == self._pid:
+            self._row.state = State.STOPPED
         if self._consumer is not None:
             self._consumer.close()
         self._writer.close()
@@ -341,7 +345,9 @@ class SchedulerPort:
 
     def _beat(self, now: int) -> None:
         """Show the heartbeat and the counters; a push does no more than look whether that is due."""
-        if self._closed:
+        if (
+            self._closed or os.getpid() != self._pid
+        ):  # a forked child's heartbeat would hide a parent that hangs
             return
         self._beat_due = now + BEAT_EVERY_NS
         self._row.beat()

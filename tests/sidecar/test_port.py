@@ -1,15 +1,16 @@
 """The scheduler's port: what it receives, what it hands over, and what it refuses."""
 
 import mmap
+import os
 import time
 from array import array
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from outfeed.ring import FrameTooLarge, LaneOwned, RingFull
+from outfeed.ring import FrameTooLarge, LaneOwned, RingClosed, RingFull
 from outfeed.ring.batch import Batch, decode_batch
-from outfeed.ring.board import Role
+from outfeed.ring.board import Role, State
 from outfeed.ring.families import Kind, flat_family
 from outfeed.ring.frames import (
     TAG_OF,
@@ -295,3 +296,32 @@ def test_closing_twice_is_fine_and_a_closed_port_is_not_alive(bench: Bench, port
     port.close()
     assert not port.alive
     SchedulerPort.attach(bench.name).close()
+
+
+def test_a_forked_child_cannot_end_its_parents_scheduler(bench: Bench, port: SchedulerPort) -> None:
+    """Engines fork workers, and a child that leaves the `with` block closes the port it has inherited."""
+    bench.send(generate(A), generate(B))
+    port.recv(limit=1)
+    row = bench.instance.board.row(Role.SCHEDULER)
+    before = row.heartbeat_ns
+    child = os.fork()
+    if child == 0:
+        outcomes: list[object] = []
+        port._beat_due = 0
+        for call in (
+            lambda: port.alive,
+            port.recv,
+            lambda: port.wait(0),
+            lambda: port.push_tokens([A], [1]),
+            port.close,
+        ):
+            try:
+                outcomes.append(call())
+            except RingClosed:
+                outcomes.append("closed")
+        os._exit(0 if outcomes == [False, "closed", "closed", "closed", None] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (row.state, row.heartbeat_ns) == (State.RUNNING, before)
+    port.push_tokens([A], [1])
+    assert steps(bench)[0].routes.tolist() == [A]
+    assert port.recv() == [generate(B)]
