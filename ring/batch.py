@@ -22,6 +22,7 @@ passed.
 """
 
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Any, Final
 
 import msgspec
@@ -69,7 +70,8 @@ _PADS: Final = tuple(bytes(n) for n in range(8))
 
 
 _check: Final = lib.outfeed_check
-_encode_header: Final = msgspec.msgpack.Encoder().encode
+# The hook: numpy's whole numbers are numbers like others.
+_encode_header: Final = msgspec.msgpack.Encoder(enc_hook=index).encode
 
 
 class Batch:

@@ -61,11 +61,11 @@ class FinishReason:
 
     @property
     def abort_status(self) -> int | None:
-        """The HTTP status an abort carries (a request error), or None for any normal end."""
+        """The HTTP status an abort carries (a request error, 400 to 599), or None for any normal end."""
         if self._raw.get("type") != "abort":
             return None
         status = self._raw.get("status_code")
-        return status if _is_int(status) else None
+        return status if _is_int(status) and 400 <= status <= 599 else None
 
     @property
     def message(self) -> str | None:

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from types import TracebackType
 from typing import Any, Final
 
@@ -19,10 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ring import Consumer, CorruptLane, Doorbell, Frame, wait
-from ..ring.batch import encode_endings
 from ..ring.board import InstanceConfig, Role, State
 from ..ring.families import Families, Family, Kind
-from ..ring.finish import FinishReason
 from ..ring.frames import (
     TAG_OF,
     Abort,
@@ -40,15 +37,14 @@ from ..ring.frames import (
 )
 from ..ring.instance import Instance, InstanceGone
 from ..ring.route import reader_of
+from .endings import NOBODY, Endings, Finishes, checked
 from .rows import RowTable, UnknownRoute
 from .steps import StepWriter, column
 
 log = logging.getLogger(__name__)
 
-NO_ENDINGS: Final = encode_endings(())
 BEAT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 200_000_000
-Finishes = Mapping[int, FinishReason | Mapping[str, Any]]
 Column = Sequence[int] | NDArray[Any] | memoryview
 OptionalColumns = Families | Mapping[Kind, Family | None]
 
@@ -196,14 +192,14 @@ class SchedulerPort:
             RingFull: there was no room within `timeout`; nothing was handed over, push the same again.
             FrameTooLarge: the step does not fit a quarter of the lane; split it.
             UnknownRoute: a row's route was never received; nothing was handed over.
-            ValueError: lengths do not match; nothing was handed over.
+            ValueError: lengths do not match, or a number, finish reason or family is none; nothing was handed
+                over.
             CorruptLane: something wrote over this rank's lane; only a new instance brings it back.
         """
-        ended = _reasons(finishes, len(routes)) if finishes else ()
-        endings = encode_endings(ended) if ended else NO_ENDINGS
+        ended, endings = checked(finishes, len(routes)) if finishes else NOBODY
         stamp = 0 if families else self._push(routes, ids, counts, endings, timeout)
         if not stamp:  # families, or columns of other types than the C pass takes
-            stamp = self._push_converted(routes, ids, counts, ended, families, timeout)
+            stamp = self._push_converted(routes, ids, counts, ended, endings, families, timeout)
         if ended:
             self._table.end_all([int(routes[row]) for row, _ in ended])
         if stamp >= self._beat_due:
@@ -275,7 +271,8 @@ class SchedulerPort:
         routes: Column,
         ids: Column,
         counts: Column | None,
-        ended: Sequence[tuple[int, FinishReason]],
+        ended: Endings,
+        endings: bytes,
         families: OptionalColumns | None,
         timeout: float,
     ) -> int:
@@ -289,7 +286,7 @@ class SchedulerPort:
         )
         if families:
             return self._steps.push_with_families(*columns, ended, families, timeout)
-        return self._push(*columns, encode_endings(ended), timeout)
+        return self._push(*columns, endings, timeout)
 
     def _orphans(self, reader: int) -> list[Abort]:
         """End the live requests of a gateway that is gone; return an Abort for each."""
@@ -354,12 +351,3 @@ class SchedulerPort:
         for name, value in zip(("frames", "rows", "tokens"), self._table.pushed, strict=True):
             self._row.put(name, value)
         self._row.put("stale_rows", self._table.stale_rows)
-
-
-def _reasons(finishes: Finishes, rows: int) -> list[tuple[int, FinishReason]]:
-    reasons = []
-    for row, reason in sorted(finishes.items(), key=itemgetter(0)):
-        if not 0 <= row < rows:
-            raise ValueError(f"finishes names row {row} of a step of {rows} rows")
-        reasons.append((row, reason if isinstance(reason, FinishReason) else FinishReason(reason)))
-    return reasons
