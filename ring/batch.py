@@ -22,7 +22,6 @@ passed.
 """
 
 from collections.abc import Iterable, Sequence
-from operator import index
 from typing import Any, Final
 
 import msgspec
@@ -70,8 +69,7 @@ _PADS: Final = tuple(bytes(n) for n in range(8))
 
 
 _check: Final = lib.outfeed_check
-# The hook: numpy's whole numbers are numbers like others.
-_encode_header: Final = msgspec.msgpack.Encoder(enc_hook=index).encode
+_encode_header: Final = msgspec.msgpack.Encoder().encode
 
 
 class Batch:

@@ -64,7 +64,6 @@ class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 _decode_header: Final = msgspec.msgpack.Decoder(_Header).decode
-_decode_endings: Final = msgspec.msgpack.Decoder(list[tuple[int, dict[str, Any]]]).decode
 
 
 class Checked:
@@ -211,15 +210,6 @@ def _check_core(header: _Header) -> None:
         raise BadColumns("token_texts in the step form; only the egress form has them")
     if len(header.families) not in (0, FAMILIES):
         raise BadColumns(f"families has {len(header.families)} entries, not 0 or {FAMILIES}")
-
-
-def check_endings(data: bytes, rows: int) -> list[tuple[int, FinishReason]]:
-    """Return the finish reasons in what `encode_endings` returned, checked as a step's of `rows` rows.
-
-    For whoever writes the step: what is refused here would cost every request in it. Raises BadColumns, or
-    msgspec.MsgspecError for what is not of the right types.
-    """
-    return _finishes(_decode_endings(data), rows)
 
 
 def _finishes(raw: list[tuple[int, dict[str, Any]]], rows: int) -> list[tuple[int, FinishReason]]:

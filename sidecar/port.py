@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from operator import index
 from types import TracebackType
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ from ..ring.frames import (
     encode,
 )
 from ..ring.instance import Instance, InstanceGone
-from ..ring.route import reader_of
+from ..ring.route import format_route, reader_of
 from .endings import NOBODY, Endings, Finishes, checked
 from .rows import RowTable, UnknownRoute
 from .steps import StepWriter, column
@@ -212,7 +213,17 @@ class SchedulerPort:
             FrameTooLarge: `body` does not fit a frame; answer with `push_error` or something smaller.
             RingFull: there was no room within `timeout` seconds; nothing was sent.
             UnknownRoute: the control request was never received, or has been answered.
+            ValueError: the route is a Generate's, or `body` is not bytes.
         """
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise ValueError(f"body is a {type(body).__name__}: give bytes")
+        route = index(route)
+        self._must_be_live(route)
+        if not self._table.is_control(route):
+            raise ValueError(
+                f"{format_route(route)} is no control request: end it with push_tokens and a finish reason, "
+                "or with push_error"
+            )
         self._finish(Result(route, body), timeout)
 
     def push_error(self, route: int, status: int, type: str, message: str, *, timeout: float = 1.0) -> None:
@@ -221,10 +232,15 @@ class SchedulerPort:
         Raises:
             RingFull: there was no room within `timeout` seconds; nothing was sent.
             UnknownRoute: the request was never received, or has ended.
-            ValueError: the status is not an error's.
+            ValueError: the status is not an error's, or type or message is no text.
         """
+        route, status = index(route), index(status)
         if not 400 <= status <= 599:
             raise ValueError(f"status {status} is no error: give 400 to 599")
+        for name, text in (("type", type), ("message", message)):
+            if not isinstance(text, str):
+                raise ValueError(f"{name} is {text!r}: give text")
+        self._must_be_live(route)
         self._finish(ErrorFrame(route, status, type, message), timeout)
 
     def close(self) -> None:
@@ -311,7 +327,7 @@ class SchedulerPort:
                 case Generate():
                     self._table.open(message.route, len(message.input_ids) // 4)
                 case Control():
-                    self._table.open(message.route, 0)
+                    self._table.open_control(message.route)
                 case Abort():
                     if not self._table.end(message.route):
                         return False
@@ -328,11 +344,13 @@ class SchedulerPort:
             return False
         return True
 
-    def _finish(self, message: Result | ErrorFrame, timeout: float) -> None:
-        if not self._table.is_live(message.route):
+    def _must_be_live(self, route: int) -> None:
+        if not self._table.is_live(route):
             raise UnknownRoute(
-                f"route {message.route:#x} is not a live request of this port: it ended, or never was"
+                f"{format_route(route)} is not a live request of this port: it ended, or never was"
             )
+
+    def _finish(self, message: Result | ErrorFrame, timeout: float) -> None:
         self._writer.write(TAG_OF[type(message)], encode(message), timeout=timeout)
         self._table.end(message.route)
 
