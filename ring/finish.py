@@ -6,7 +6,7 @@ heard of is a finish reason like any other: it must never fail a frame.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 # Deeper than any finish reason in the field; what is deeper is not one.
 MAX_DEPTH = 16
@@ -61,11 +61,11 @@ class FinishReason:
 
     @property
     def abort_status(self) -> int | None:
-        """The HTTP status an abort carries (a request error), or None for any normal end."""
+        """The HTTP status an abort carries (a request error, 400 to 599), or None for any normal end."""
         if self._raw.get("type") != "abort":
             return None
         status = self._raw.get("status_code")
-        return status if _is_int(status) else None
+        return status if _is_int(status) and 400 <= status <= 599 else None
 
     @property
     def message(self) -> str | None:
@@ -98,5 +98,5 @@ def is_json(value: object, depth: int = MAX_DEPTH) -> bool:
     return isinstance(value, list) and all(is_json(item, depth - 1) for item in value)
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)

@@ -3,7 +3,7 @@
 Knows the request and step rings. Must not know sinks, HTTP or how a shard decodes.
 """
 
-from ..ring.errors import FrameTooLarge, LaneOwned, RingError, RingFull
+from ..ring.errors import CorruptLane, FrameTooLarge, LaneOwned, RingClosed, RingError, RingFull, WriterBusy
 from ..ring.families import Family, Kind, flat_family, hidden_family, ragged_family
 from ..ring.finish import FinishReason
 from ..ring.frames import Abort, Control, Generate
@@ -15,6 +15,7 @@ from .rows import UnknownRoute
 __all__ = [
     "Abort",
     "Control",
+    "CorruptLane",
     "Family",
     "FinishReason",
     "FrameTooLarge",
@@ -23,10 +24,12 @@ __all__ = [
     "Kind",
     "LaneOwned",
     "Requests",
+    "RingClosed",
     "RingError",
     "RingFull",
     "SchedulerPort",
     "UnknownRoute",
+    "WriterBusy",
     "flat_family",
     "hidden_family",
     "ragged_family",

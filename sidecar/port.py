@@ -8,9 +8,10 @@ shard decodes or who reads the text.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from operator import index
 from types import TracebackType
 from typing import Any, Final
 
@@ -18,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ring import Consumer, CorruptLane, Doorbell, Frame, wait
-from ..ring.batch import encode_endings
 from ..ring.board import InstanceConfig, Role, State
 from ..ring.families import Families, Family, Kind
-from ..ring.finish import FinishReason
 from ..ring.frames import (
     TAG_OF,
     Abort,
@@ -38,16 +37,15 @@ from ..ring.frames import (
     encode,
 )
 from ..ring.instance import Instance, InstanceGone
-from ..ring.route import reader_of
+from ..ring.route import format_route, reader_of
+from .endings import NOBODY, Endings, Finishes, checked
 from .rows import RowTable, UnknownRoute
 from .steps import StepWriter, column
 
 log = logging.getLogger(__name__)
 
-NO_ENDINGS: Final = encode_endings(())
 BEAT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 200_000_000
-Finishes = Mapping[int, FinishReason | Mapping[str, Any]]
 Column = Sequence[int] | NDArray[Any] | memoryview
 OptionalColumns = Families | Mapping[Kind, Family | None]
 
@@ -56,7 +54,8 @@ class SchedulerPort:
     """A scheduler rank's end of an instance's request and step rings.
 
     One thread at a time. Rank 0 receives the requests; every rank pushes on a lane of its own and first
-    calls `adopt` for requests that rank 0 handed to it.
+    calls `adopt` for requests that rank 0 handed to it. In a process forked after `attach` the port is not
+    alive: everything raises RingClosed there, and closing it leaves the parent's as it is.
     """
 
     def __init__(self, instance: Instance, rank: int) -> None:
@@ -75,6 +74,7 @@ class SchedulerPort:
         self._readers = instance.board.rows(Role.READER)
         self._look_due = 0
         self._closed = False
+        self._pid = os.getpid()
         if self._row.owner is not None:
             self._row.count_replacement()
         self._row.claim(State.RUNNING)
@@ -107,7 +107,7 @@ class SchedulerPort:
     def alive(self) -> bool:
         """Whether the instance still runs. Also this rank's heartbeat: call it, or `recv`, now and then."""
         self._maybe_beat()
-        return not self._closed and self._instance.alive
+        return not self._closed and os.getpid() == self._pid and self._instance.alive
 
     @property
     def config(self) -> InstanceConfig:
@@ -193,14 +193,14 @@ class SchedulerPort:
             RingFull: there was no room within `timeout`; nothing was handed over, push the same again.
             FrameTooLarge: the step does not fit a quarter of the lane; split it.
             UnknownRoute: a row's route was never received; nothing was handed over.
-            ValueError: lengths do not match; nothing was handed over.
+            ValueError: lengths do not match, or a number, finish reason or family is none; nothing was handed
+                over.
             CorruptLane: something wrote over this rank's lane; only a new instance brings it back.
         """
-        ended = _reasons(finishes, len(routes)) if finishes else ()
-        endings = encode_endings(ended) if ended else NO_ENDINGS
+        ended, endings = checked(finishes, len(routes)) if finishes else NOBODY
         stamp = 0 if families else self._push(routes, ids, counts, endings, timeout)
         if not stamp:  # families, or columns of other types than the C pass takes
-            stamp = self._push_converted(routes, ids, counts, ended, families, timeout)
+            stamp = self._push_converted(routes, ids, counts, ended, endings, families, timeout)
         if ended:
             self._table.end_all([int(routes[row]) for row, _ in ended])
         if stamp >= self._beat_due:
@@ -213,7 +213,17 @@ class SchedulerPort:
             FrameTooLarge: `body` does not fit a frame; answer with `push_error` or something smaller.
             RingFull: there was no room within `timeout` seconds; nothing was sent.
             UnknownRoute: the control request was never received, or has been answered.
+            ValueError: the route is a Generate's, or `body` is not bytes.
         """
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise ValueError(f"body is a {type(body).__name__}: give bytes")
+        route = index(route)
+        self._must_be_live(route)
+        if not self._table.is_control(route):
+            raise ValueError(
+                f"{format_route(route)} is no control request: end it with push_tokens and a finish reason, "
+                "or with push_error"
+            )
         self._finish(Result(route, body), timeout)
 
     def push_error(self, route: int, status: int, type: str, message: str, *, timeout: float = 1.0) -> None:
@@ -222,10 +232,15 @@ class SchedulerPort:
         Raises:
             RingFull: there was no room within `timeout` seconds; nothing was sent.
             UnknownRoute: the request was never received, or has ended.
-            ValueError: the status is not an error's.
+            ValueError: the status is not an error's, or type or message is no text.
         """
+        route, status = index(route), index(status)
         if not 400 <= status <= 599:
             raise ValueError(f"status {status} is no error: give 400 to 599")
+        for name, text in (("type", type), ("message", message)):
+            if not isinstance(text, str):
+                raise ValueError(f"{name} is {text!r}: give text")
+        self._must_be_live(route)
         self._finish(ErrorFrame(route, status, type, message), timeout)
 
     def close(self) -> None:
@@ -234,7 +249,8 @@ class SchedulerPort:
             return
         self._beat(time.monotonic_ns())
         self._closed = True
-        self._row.state = State.STOPPED
+        if os.getpid() == self._pid:
+            self._row.state = State.STOPPED
         if self._consumer is not None:
             self._consumer.close()
         self._writer.close()
@@ -271,7 +287,8 @@ class SchedulerPort:
         routes: Column,
         ids: Column,
         counts: Column | None,
-        ended: Sequence[tuple[int, FinishReason]],
+        ended: Endings,
+        endings: bytes,
         families: OptionalColumns | None,
         timeout: float,
     ) -> int:
@@ -285,7 +302,7 @@ class SchedulerPort:
         )
         if families:
             return self._steps.push_with_families(*columns, ended, families, timeout)
-        return self._push(*columns, encode_endings(ended), timeout)
+        return self._push(*columns, endings, timeout)
 
     def _orphans(self, reader: int) -> list[Abort]:
         """End the live requests of a gateway that is gone; return an Abort for each."""
@@ -310,7 +327,7 @@ class SchedulerPort:
                 case Generate():
                     self._table.open(message.route, len(message.input_ids) // 4)
                 case Control():
-                    self._table.open(message.route, 0)
+                    self._table.open_control(message.route)
                 case Abort():
                     if not self._table.end(message.route):
                         return False
@@ -327,11 +344,13 @@ class SchedulerPort:
             return False
         return True
 
-    def _finish(self, message: Result | ErrorFrame, timeout: float) -> None:
-        if not self._table.is_live(message.route):
+    def _must_be_live(self, route: int) -> None:
+        if not self._table.is_live(route):
             raise UnknownRoute(
-                f"route {message.route:#x} is not a live request of this port: it ended, or never was"
+                f"{format_route(route)} is not a live request of this port: it ended, or never was"
             )
+
+    def _finish(self, message: Result | ErrorFrame, timeout: float) -> None:
         self._writer.write(TAG_OF[type(message)], encode(message), timeout=timeout)
         self._table.end(message.route)
 
@@ -341,19 +360,12 @@ class SchedulerPort:
 
     def _beat(self, now: int) -> None:
         """Show the heartbeat and the counters; a push does no more than look whether that is due."""
-        if self._closed:
+        if (
+            self._closed or os.getpid() != self._pid
+        ):  # a forked child's heartbeat would hide a parent that hangs
             return
         self._beat_due = now + BEAT_EVERY_NS
         self._row.beat()
         for name, value in zip(("frames", "rows", "tokens"), self._table.pushed, strict=True):
             self._row.put(name, value)
         self._row.put("stale_rows", self._table.stale_rows)
-
-
-def _reasons(finishes: Finishes, rows: int) -> list[tuple[int, FinishReason]]:
-    reasons = []
-    for row, reason in sorted(finishes.items(), key=itemgetter(0)):
-        if not 0 <= row < rows:
-            raise ValueError(f"finishes names row {row} of a step of {rows} rows")
-        reasons.append((row, reason if isinstance(reason, FinishReason) else FinishReason(reason)))
-    return reasons

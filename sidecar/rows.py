@@ -80,11 +80,15 @@ class RowTable:
         Raises:
             UnknownRoute: the route's reader or slot is not in this instance.
         """
-        self._known(route, lib.outfeed_rows_open, prompt_tokens)
+        self._known(route, lib.outfeed_rows_open, prompt_tokens, lib.OUTFEED_GENERATE)
+
+    def open_control(self, route: int) -> None:
+        """Note a received control request, which has no rows and one answer. Raises as `open`."""
+        self._known(route, lib.outfeed_rows_open, 0, lib.OUTFEED_CONTROL)
 
     def end(self, route: int) -> bool:
         """Note that a request has ended. False if it had already, or was never received."""
-        return self._known(route, lib.outfeed_rows_end)
+        return bool(self._known(route, lib.outfeed_rows_end))
 
     def end_all(self, routes: Iterable[int]) -> None:
         """Note that requests have ended whose rows were just pushed, so that the table knows them all."""
@@ -93,7 +97,11 @@ class RowTable:
 
     def is_live(self, route: int) -> bool:
         """Whether the request was received and has not ended."""
-        return self._known(route, lib.outfeed_rows_live)
+        return bool(self._known(route, lib.outfeed_rows_live))
+
+    def is_control(self, route: int) -> bool:
+        """Whether the request is live and a control request."""
+        return self._known(route, lib.outfeed_rows_live) == lib.OUTFEED_CONTROL
 
     def advance(self, routes: NDArray[np.uint64], counts: NDArray[np.uint32] | None) -> Advanced:
         """Count a step's tokens in. Once the step is written, `count` it; when it is not, `retract` it.
@@ -142,14 +150,19 @@ class RowTable:
         return routes
 
     def refuse_route(self, row: int, route: int) -> NoReturn:
-        """Raise UnknownRoute for a row of a step."""
+        """Say why a row of a step is refused: ValueError for a control request's, else UnknownRoute."""
+        if 0 <= route <= MAX_ROUTE and lib.outfeed_rows_live(self._table, route) == lib.OUTFEED_CONTROL:
+            raise ValueError(
+                f"row {row}: {format_route(route)} is a control request: answer it with push_result or "
+                "push_error"
+            )
         raise UnknownRoute(f"row {row}: {self._describe(route)}")
 
-    def _known(self, route: int, call: Any, *more: int) -> bool:
-        code = call(self._table, route, *more) if 0 <= route <= MAX_ROUTE else -1
+    def _known(self, route: int, call: Any, *more: int) -> int:
+        code: int = call(self._table, route, *more) if 0 <= route <= MAX_ROUTE else -1
         if code < 0:
             raise UnknownRoute(self._describe(route))
-        return bool(code)
+        return code
 
     def _describe(self, route: int) -> str:
         return (

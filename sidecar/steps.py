@@ -64,6 +64,8 @@ class StepWriter(Pusher):
             self._refuse(lib.OUTFEED_ROWS, 0, routes, ids, counts, timeout)
         if counts is not None and len(counts) != rows:
             self._refuse(lib.OUTFEED_COUNTS, 0, routes, ids, counts, timeout)
+        if tokens and ids.min() < 0:
+            self._refuse(lib.OUTFEED_IDS, 0, routes, ids, counts, timeout)
         step = self._table.advance(routes, counts)
         try:
             if step.tokens != tokens:
@@ -88,6 +90,12 @@ class StepWriter(Pusher):
             raise ValueError(f"a step has 1 to {MAX_ROWS} rows, not {rows}")
         if code == lib.OUTFEED_COUNTS:
             raise ValueError(f"counts has {len(counts)} entries for {rows} rows")
+        if code == lib.OUTFEED_IDS:
+            place = int(np.flatnonzero(np.asarray(ids) < 0)[0])
+            raise ValueError(
+                f"ids[{place}] is {int(ids[place])}: a token's id is 0 or more; leave out what is none, "
+                "counts says how many tokens a row has"
+            )
         if code == lib.OUTFEED_TOKENS:
             total = rows if counts is None else sum(map(int, counts))
             raise ValueError(f"ids has {len(ids)} entries, the counts of {rows} rows sum to {total}")

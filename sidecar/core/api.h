@@ -1,9 +1,12 @@
+/* What a live request waits for: rows, or one answer. */
+enum outfeed_kind { OUTFEED_GENERATE = 1, OUTFEED_CONTROL = 2 };
+
 /* What a scheduler's port remembers of one slot of one reader. */
 typedef struct {
     uint64_t route;   /* the request that has the slot, 0 before the first */
     uint32_t emitted; /* its output tokens pushed so far */
     uint32_t prompt;  /* its prompt tokens */
-    uint32_t live;    /* 1 until a finish reason or an abort ended it */
+    uint32_t live;    /* an outfeed_kind until a finish reason, an answer or an abort ended it, then 0 */
     uint32_t pad;
 } outfeed_slot;
 
@@ -26,6 +29,7 @@ enum {
     OUTFEED_TOKENS = -32, /* the counts do not sum to the number of ids */
     OUTFEED_ROWS = -41,   /* no rows, or too many */
     OUTFEED_COUNTS = -42, /* not one count per row */
+    OUTFEED_IDS = -44,    /* an id below 0 */
     OUTFEED_ROUTE = -64   /* minus the row whose route is refused: must be the lowest */
 };
 
@@ -48,8 +52,10 @@ uint64_t outfeed_step_size(const outfeed_decode_step *step);
 
 /* Write that body into out[outfeed_step_size(step)], 8-aligned, with `first` and prompt tokens from the
  * table, and count the step in. Returns 0, or
+ *   OUTFEED_IDS           an id is negative
  *   OUTFEED_TOKENS        the counts do not sum to `tokens`
- *   OUTFEED_ROUTE - row   this row's route cannot be a route of the table, or its slot never had a request
+ *   OUTFEED_ROUTE - row   this row's route cannot be a route of the table, its slot never had a request, or it
+ *                         is a live control request's
  * and then nothing has been counted. Rows of ended requests, and of those that had the slot before, get
  * first = 0: the shard drops them. */
 int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint8_t *out);
@@ -66,11 +72,12 @@ int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *ro
 /* Take back what it counted in for the same rows. */
 void outfeed_rows_retract(outfeed_table *table, uint32_t rows, const void *routes, const void *counts);
 
-/* Note a received request. Returns 1, 0 when it is live already (its count goes on), -1 for no route of the table. */
-int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt);
+/* Note a received request of a kind. Returns 1, 0 when it is live already (its count goes on), -1 for no route of
+ * the table. */
+int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt, uint32_t kind);
 
 /* Note that a request has ended. Returns 1, 0 when it was not live, -1 for no route of the table. */
 int outfeed_rows_end(outfeed_table *table, uint64_t route);
 
-/* 1 when the request is live, 0 when not, -1 for no route of the table. */
+/* The kind of a live request, 0 when it is not live, -1 for no route of the table. */
 int outfeed_rows_live(const outfeed_table *table, uint64_t route);

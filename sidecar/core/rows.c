@@ -28,11 +28,24 @@ static outfeed_slot *slot_of(const outfeed_table *table, uint64_t route) {
 
 static int has(const outfeed_slot *slot, uint64_t route) { return slot->route == route && slot->live; }
 
-int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt) {
+/* Eight at a time: at -O2 a loop over single ids would be a few percent of a step. */
+static int any_negative(const int32_t *ids, uint32_t tokens) {
+    uint64_t both = 0, eight[4];
+    int32_t seen = 0;
+    uint32_t i = 0;
+    for (; i + 8 <= tokens; i += 8) {
+        memcpy(eight, ids + i, sizeof eight);
+        both |= (eight[0] | eight[1]) | (eight[2] | eight[3]);
+    }
+    for (; i < tokens; i++) seen |= ids[i];
+    return seen < 0 || (both & 0x8000000080000000u) != 0;
+}
+
+int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt, uint32_t kind) {
     outfeed_slot *slot = slot_of(table, route);
     if (slot == NULL) return -1;
     if (has(slot, route)) return 0; /* a GENERATE that comes again after a take-over changes nothing */
-    *slot = (outfeed_slot){.route = route, .prompt = prompt, .live = 1};
+    *slot = (outfeed_slot){.route = route, .prompt = prompt, .live = kind};
     return 1;
 }
 
@@ -46,7 +59,13 @@ int outfeed_rows_end(outfeed_table *table, uint64_t route) {
 
 int outfeed_rows_live(const outfeed_table *table, uint64_t route) {
     const outfeed_slot *slot = slot_of(table, route);
-    return slot == NULL ? -1 : has(slot, route);
+    if (slot == NULL) return -1;
+    return has(slot, route) ? (int)slot->live : 0;
+}
+
+static int64_t refuse_row(outfeed_table *table, uint32_t row, const void *routes, const void *counts) {
+    outfeed_rows_retract(table, row, routes, counts);
+    return OUTFEED_ROUTE - (int64_t)row;
 }
 
 int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
@@ -57,16 +76,15 @@ int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *ro
     *stale_rows = 0;
     for (uint32_t row = 0; row < rows; row++) {
         outfeed_slot *slot = slot_of(table, route[row]);
-        if (slot == NULL || slot->route == 0) {
-            outfeed_rows_retract(table, row, routes, counts);
-            return OUTFEED_ROUTE - (int64_t)row;
-        }
+        if (slot == NULL || slot->route == 0) return refuse_row(table, row, routes, counts);
         uint32_t more = count ? count[row] : 1;
         tokens += more;
-        if (has(slot, route[row])) {
+        if (slot->route == route[row] && slot->live == OUTFEED_GENERATE) {
             first[row] = slot->emitted;
             prompt[row] = slot->prompt;
             slot->emitted += more;
+        } else if (has(slot, route[row])) {
+            return refuse_row(table, row, routes, counts);
         } else {
             first[row] = 0;
             prompt[row] = 0;
@@ -117,6 +135,7 @@ int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint
     uint32_t *first = (uint32_t *)(void *)(column + BATCH_FIRST * (size_t)rows);
     uint32_t *count_column = first + rows, *prompt = count_column + rows;
     uint32_t stale_rows;
+    if (any_negative(step->ids, step->tokens)) return OUTFEED_IDS;
     int64_t summed = outfeed_rows_advance(table, rows, step->routes, step->counts, first, prompt, &stale_rows);
     if (summed < 0) return summed;
     if (summed != (int64_t)step->tokens) {

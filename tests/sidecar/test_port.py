@@ -1,15 +1,18 @@
 """The scheduler's port: what it receives, what it hands over, and what it refuses."""
 
 import mmap
+import os
 import time
 from array import array
 from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
 
 import numpy as np
 import pytest
-from outfeed.ring import FrameTooLarge, LaneOwned, RingFull
+from outfeed.ring import FrameTooLarge, LaneOwned, RingClosed, RingFull
 from outfeed.ring.batch import Batch, decode_batch
-from outfeed.ring.board import Role
+from outfeed.ring.board import Role, State
 from outfeed.ring.families import Kind, flat_family
 from outfeed.ring.frames import (
     TAG_OF,
@@ -265,8 +268,48 @@ def test_control_requests_get_one_answer(bench: Bench, port: SchedulerPort) -> N
         port.push_result(A, b"again")
     with pytest.raises(UnknownRoute, match="ended, or never was"):
         port.push_error(B, 500, "X", "again")
-    with pytest.raises(ValueError, match="status 200 is no error"):
-        port.push_error(B, 200, "X", "?")
+
+
+def test_an_answer_that_nobody_could_read_is_refused(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(Control(A, "c", "health"), generate(B))
+    port.recv()
+    unread: list[Any] = ["text", None, {"success": True}]
+    for body in unread:
+        with pytest.raises(ValueError, match=r"body is a .*: give bytes"):
+            port.push_result(A, body)
+    wrong: list[tuple[Any, Any, Any, str]] = [
+        (200, "X", "?", "status 200 is no error"),
+        (503, 7, "?", "type is 7: give text"),
+        (503, "X", OSError("no memory"), "message is OSError.*: give text"),
+    ]
+    for status, kind, message, says in wrong:
+        with pytest.raises(ValueError, match=says):
+            port.push_error(B, status, kind, message)
+    assert bench.shard.read() == []
+    routes = np.array([A, B], np.uint64)
+    port.push_result(routes[0], memoryview(b"fine"))
+    port.push_error(routes[1], HTTPStatus.SERVICE_UNAVAILABLE, "X", "?")
+    assert [decode(tag, body) for _, tag, body in bench.shard.read()] == [
+        Result(A, b"fine"),
+        ErrorFrame(B, 503, "X", "?"),
+    ]
+
+
+def test_rows_are_for_requests_and_results_for_operations(bench: Bench, port: SchedulerPort) -> None:
+    """Either is a client waiting in vain, or one that gets what it cannot read."""
+    bench.send(Control(A, "c", "health"), generate(B))
+    port.recv()
+    logprobs = {Kind.OUTPUT_LOGPROBS: flat_family([(0, [-0.5], [7])])}
+    for families in (None, logprobs):
+        with pytest.raises(ValueError, match=r"row 1: .* is a control request: answer it with push_result"):
+            port.push_tokens([B, A], [1, 2], families=families)
+    with pytest.raises(ValueError, match="is no control request: end it with push_tokens"):
+        port.push_result(B, b"fine")
+    assert bench.shard.read() == []
+    port.push_result(A, b"fine")
+    port.push_tokens([B, A], [1, 2])  # answered: what comes late is a stale row like any other
+    assert port.stale_rows == 1
+    assert decode_batch(bench.shard.read()[1][2]).first.tolist() == [0, 0]
 
 
 def test_rank_1_pushes_on_its_own_lane_what_it_adopted(bench: Bench, port: SchedulerPort) -> None:
@@ -295,3 +338,32 @@ def test_closing_twice_is_fine_and_a_closed_port_is_not_alive(bench: Bench, port
     port.close()
     assert not port.alive
     SchedulerPort.attach(bench.name).close()
+
+
+def test_a_forked_child_cannot_end_its_parents_scheduler(bench: Bench, port: SchedulerPort) -> None:
+    """Engines fork workers, and a child that leaves the `with` block closes the port it has inherited."""
+    bench.send(generate(A), generate(B))
+    port.recv(limit=1)
+    row = bench.instance.board.row(Role.SCHEDULER)
+    before = row.heartbeat_ns
+    child = os.fork()
+    if child == 0:
+        outcomes: list[object] = []
+        port._beat_due = 0
+        for call in (
+            lambda: port.alive,
+            port.recv,
+            lambda: port.wait(0),
+            lambda: port.push_tokens([A], [1]),
+            port.close,
+        ):
+            try:
+                outcomes.append(call())
+            except RingClosed:
+                outcomes.append("closed")
+        os._exit(0 if outcomes == [False, "closed", "closed", "closed", None] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (row.state, row.heartbeat_ns) == (State.RUNNING, before)
+    port.push_tokens([A], [1])
+    assert steps(bench)[0].routes.tolist() == [A]
+    assert port.recv() == [generate(B)]

@@ -67,7 +67,7 @@ def test_every_step_decodes_to_what_was_pushed(
     counts = [1] * len(counts) if one_each else counts
     ended = {row: why for row, why in ended.items() if row < len(counts)}
     routes = receive(bench, port, len(counts))
-    ids = data.draw(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=sum(counts), max_size=sum(counts)))
+    ids = data.draw(st.lists(st.integers(0, 2**31 - 1), min_size=sum(counts), max_size=sum(counts)))
     for first in (np.zeros(len(counts), dtype=int), np.array(counts)):
         port.push_tokens(
             np.array(routes, "u8"),
@@ -112,16 +112,16 @@ def test_columns_of_any_integer_type_carry_the_same_numbers(
     bench: Bench, port: SchedulerPort, routes: type, ids: type, counts: type
 ) -> None:
     a, b = receive(bench, port, 2)
-    port.push_tokens(routes([b, a]), ids([-5, 300, 7]), counts([2, 1]))
+    port.push_tokens(routes([b, a]), ids([5, 300, 7]), counts([2, 1]))
     ((_, _, body),) = bench.shard.read()
     step = decode_batch(body)
-    assert (step.routes.tolist(), step.ids.tolist(), step.counts.tolist()) == ([b, a], [-5, 300, 7], [2, 1])
+    assert (step.routes.tolist(), step.ids.tolist(), step.counts.tolist()) == ([b, a], [5, 300, 7], [2, 1])
 
 
 def test_columns_from_another_process_carry_families_too(bench: Bench, port: SchedulerPort) -> None:
     """multiprocessing hands arrays over pickled: same numbers, but a dtype that is another object."""
     a, b = receive(bench, port, 2)
-    given = np.array([b, a], "u8"), np.array([-5, 300, 7], "i4"), np.array([2, 1], "u4")
+    given = np.array([b, a], "u8"), np.array([5, 300, 7], "i4"), np.array([2, 1], "u4")
     routes, ids, counts = pickle.loads(pickle.dumps(given))
     assert ids.dtype is not given[1].dtype
     logprobs = flat_family([(1, [-0.5], [7])])
@@ -131,7 +131,7 @@ def test_columns_from_another_process_carry_families_too(bench: Bench, port: Sch
         step = decode_batch(body)
         assert (step.routes.tolist(), step.ids.tolist(), step.counts.tolist()) == (
             [b, a],
-            [-5, 300, 7],
+            [5, 300, 7],
             [2, 1],
         )
         assert bool(step.families) == (families is not None)
@@ -247,3 +247,21 @@ def test_a_step_of_too_many_rows_is_refused(bench: Bench, port: SchedulerPort) -
 def test_a_route_that_is_none_cannot_be_answered(port: SchedulerPort, route: int) -> None:
     with pytest.raises(ValueError, match="never received"):
         port.push_error(route, 500, "x", "y")
+
+
+@pytest.mark.parametrize("place", [*range(17), 99])
+@pytest.mark.parametrize("families", [None, {Kind.OUTPUT_LOGPROBS: flat_family([(0, [-0.5], [7])])}])
+def test_a_negative_id_is_refused_wherever_it_stands(
+    bench: Bench, port: SchedulerPort, place: int, families: object
+) -> None:
+    """-1 is what many an engine has in the place of a draft token that was not accepted."""
+    (route,) = receive(bench, port, 1)
+    ids = np.arange(100, dtype=np.int32)
+    ids[place] = -1
+    column, counts = np.array([route, route], "u8"), np.array([1, 99], "u4")
+    with pytest.raises(ValueError, match=rf"ids\[{place}\] is -1: .* leave out what is none"):
+        port.push_tokens(column, ids, counts, families=families)  # type: ignore[arg-type]
+    assert bench.shard.read() == []
+    port.push_tokens(column, np.abs(ids), counts)
+    ((_, _, body),) = bench.shard.read()
+    assert decode_batch(body).first.tolist() == [0, 1]
