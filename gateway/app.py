@@ -1,28 +1,28 @@
 """The endpoints: from an exchange to its answer, over a backend.
 
-Admission is here too: the API key, how many prompts may run, and the drain. Whatever goes wrong inside is
+Admission is here too: the API key and the drain. Whatever goes wrong inside is
 logged with the request's path and answered in the shape the endpoint's clients expect.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hmac
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 import msgspec
 
 from .. import __version__
-from ..ingress.errors import BadRequest, Refused, Unavailable, show
+from ..ingress.errors import BadRequest, Refused, show
 from ..ingress.fields import text
 from ..ingress.request import MAX_RID_CHARACTERS, decode_body
-from ..sink import Done, Error
+from ..sink import Error
 from . import generate, openai
 from .answer import Answer, Collector, StreamAnswer, WholeAnswer
 from .backend import Backend, Stream
@@ -33,17 +33,16 @@ from .limits import Limits
 from .metrics import CONTENT_TYPE, Metrics
 from .naming import in_the_clients_words
 from .openai import OpenAIStream, Usage, Wanted
+from .probe import probe
+from .running import Running
 from .shapes import error_json, http_status
 
 log = logging.getLogger(__name__)
 
 STOPPING: Final = "the server is stopping; send the request again"
+MODELS: Final = "/v1/models"
 MAX_ABORT_BYTES: Final = 16 << 10
 """The body of an abort, which is read where it is."""
-PROBE_S: Final = 20.0
-"""How long `/health_generate` waits for its one token."""
-CHECK_S: Final = 5.0
-"""How long each shard has to bring the scheduler's answer after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,13 @@ class Options:
     api_key: str = ""
     admin_key: str = ""
     version: str = __version__
+
+
+class Encoded(Refused):
+    """A body that would have to be unpacked first."""
+
+    status = 415
+    type = "unsupported_media_type"
 
 
 class Others(Protocol):
@@ -89,10 +95,8 @@ class App:
         self.draining = False
         self.siblings: Others | None = None
         """The other gateways of the instance, when there are any."""
-        self._answers: set[Answer] = set()
-        self._batches: dict[str, set[Answer]] = {}
+        self._running = Running(self.limits.requests)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._prompts = 0
         self._started = time.time()
         self._key = self.options.api_key.encode()
         self._admin_key = self.options.admin_key.encode()
@@ -101,7 +105,7 @@ class App:
             "/generate": ("POST", self._in_task(self._generate)),
             "/v1/completions": ("POST", self._in_task(self._completions)),
             "/v1/chat/completions": ("POST", self._in_task(self._chat)),
-            "/v1/models": ("GET", self._models),
+            MODELS: ("GET", self._models),
             "/health": ("GET", self._health),
             "/health_generate": ("GET", self._in_task(self._health_generate)),
             "/server_info": ("GET", self._server_info),
@@ -112,12 +116,12 @@ class App:
     @property
     def live(self) -> int:
         """Prompts being answered now."""
-        return self._prompts
+        return self._running.prompts
 
     @property
     def idle(self) -> bool:
         """Whether nothing is being answered."""
-        return not self._answers and not self._tasks
+        return not self._running and not self._tasks
 
     def __call__(self, exchange: Exchange) -> None:
         """Answer a request."""
@@ -126,9 +130,10 @@ class App:
         route = self._routes.get(path)
         if path.startswith(PREFIX) and self.options.admin_key:
             path, route = SHOWN, self._operation
+        elif path.startswith(MODELS + "/"):
+            path, route = MODELS, ("GET", self._model)
         method = "GET" if request.method == "HEAD" else request.method
         exchange.on_over = functools.partial(self.metrics.answered, path if route else "other")
-        exchange.openai = path == "/v1" or path.startswith("/v1/")
         if route is None:
             known = ", ".join([*self._routes, *([SHOWN] if self.options.admin_key else [])])
             self._fail(exchange, 404, f"there is no {show(request.path)} here; there are: {known}")
@@ -145,9 +150,8 @@ class App:
     def abort(self, rid: str) -> bool:
         """Abort a live request, or every one of a batch, that has this rid. False when none here has."""
         aborted = self.backend.abort(rid)
-        for answer in list(self._batches.get(rid, ())):
-            for each in answer.live_rids():
-                aborted |= self.backend.abort(each)
+        for each in self._running.rids_of(rid):
+            aborted |= self.backend.abort(each)
         return aborted
 
     def state(self) -> bytes:
@@ -159,19 +163,18 @@ class App:
         self.draining = True
         for task in list(self._tasks):
             task.cancel()
-        for answer in list(self._answers):
-            answer.fail(Error(503, "stopping", STOPPING))
+        self._running.fail(Error(503, "stopping", STOPPING))
 
     # Generation.
 
     async def _generate(self, exchange: Exchange) -> None:
         body = await self._body(exchange)
-        with self._room(body):
+        with self._running.room(generate.count_prompts(body)):
             self._answer(exchange, body, await self.backend.submit(body))
 
     def _answer(self, exchange: Exchange, body: dict[str, Any], streams: Sequence[Stream]) -> None:
         started = exchange.started
-        batch = _is_batch(body)
+        batch = generate.is_batch(body)
         if body.get("stream"):
             cumulative = not self.options.incremental
             kind = generate.ResponseStream if generate.wants_columns(body) else generate.GenerateStream
@@ -180,22 +183,24 @@ class App:
                 for index, stream in enumerate(streams)
             ]
             most = self.limits.answer_bytes
-            self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, most), body)
+            self._run(
+                StreamAnswer(exchange, streams, self.metrics, self._running.ended, renderers, most), body
+            )
             return
         answers = [generate.WholeResponse(stream.rid, started) for stream in streams]
         self._whole(exchange, body, streams, answers, lambda: generate.render_whole(answers, batch))
 
     async def _completions(self, exchange: Exchange) -> None:
         body, wanted = openai.completion_body(await self._body(exchange), self.backend.name)
-        with self._room(body):
+        with self._running.room(generate.count_prompts(body)):
             if wanted.echo is not None:
                 wanted.echo = await self._prompt_texts(body)
             await self._openai(exchange, body, wanted)
 
     async def _chat(self, exchange: Exchange) -> None:
         body, wanted, asked = openai.chat_body(await self._body(exchange), self.backend.name)
-        messages = check_messages(asked.get("messages"))
-        if self.template is None:
+        template = self.template
+        if template is None:
             raise BadRequest(
                 "",
                 "this model has no chat template: none beside its tokenizer, and none given with "
@@ -206,9 +211,13 @@ class App:
             raise BadRequest(
                 "chat_template_kwargs", f"must be an object without {', '.join(RESERVED)}, got {show(more)}"
             )
-        prompt = self.template.render(messages, asked.get("tools"), more)
+
+        def render() -> str:
+            return template.render(check_messages(asked.get("messages")), asked.get("tools"), more)
+
         # A template writes the special tokens itself; the tokenizer must not add them once more.
-        with self._room(body):
+        with self._running.room(generate.count_prompts(body)):
+            prompt = await self.backend.tokenize.aside(render, len(exchange.request.body))
             (body["input_ids"],) = await self.backend.tokenize.encode([prompt], "messages", special=False)
             await self._openai(exchange, body, wanted)
 
@@ -229,40 +238,23 @@ class App:
             return openai.usage_chunk(wanted, usage) if wanted.usage else b""
 
         most = self.limits.answer_bytes
-        self._run(StreamAnswer(exchange, streams, self.metrics, self._ended, renderers, most, closing), body)
+        self._run(
+            StreamAnswer(exchange, streams, self.metrics, self._running.ended, renderers, most, closing), body
+        )
 
     async def _prompt_texts(self, body: dict[str, Any]) -> list[str]:
         """Return the prompts as text, to be echoed."""
         if "text" in body:
             return [body["text"]] if type(body["text"]) is str else list(body["text"])
         ids = body["input_ids"]
-        if self.backend.model.tokenizer is None or not _are_ids(ids):
+        if self.backend.model.tokenizer is None or not generate.are_ids(ids):
             raise BadRequest("echo", "needs prompts that are text, or token ids and a tokenizer")
         prompts = ids if type(ids[0]) is list else [ids]
         return await self.backend.tokenize.decode(prompts, "echo")
 
     async def _health_generate(self, exchange: Exchange) -> None:
-        # Whatever the instance's own defaults are.
-        params = {"max_new_tokens": 1, "min_new_tokens": 0, "temperature": 0.0}
-        body = {"input_ids": [0], "sampling_params": params}
-        (stream,) = await self.backend.submit(body)
-        deadline = time.monotonic() + PROBE_S
-        try:
-            while (left := deadline - time.monotonic()) > 0:
-                match await stream.source.receive(left):
-                    case Done():
-                        break
-                    case Error(_, kind, message):
-                        return self._fail(exchange, 503, f"a token could not be generated: {kind}: {message}")
-        except TimeoutError:
-            left = 0.0
-        finally:
-            stream.close()
-        if left <= 0:
-            return self._fail(exchange, 503, f"no token was generated within {PROBE_S:g} s")
-        # That token came through one shard; the others are asked for an answer too.
-        why = await self.backend.check(min(left, CHECK_S))
-        return exchange.respond(200) if why is None else self._fail(exchange, 503, f"not healthy: {why}")
+        why = await probe(self.backend)
+        return exchange.respond(200) if why is None else self._fail(exchange, 503, why)
 
     async def _control(self, exchange: Exchange) -> None:
         answer = await control(exchange.request, self.backend)
@@ -271,8 +263,19 @@ class App:
     # The rest.
 
     def _models(self, exchange: Exchange) -> None:
+        models = {"object": "list", "data": [self._describe()]}
+        exchange.respond(200, msgspec.json.encode(models))
+
+    def _model(self, exchange: Exchange) -> None:
+        asked, name = unquote(exchange.request.path.removeprefix(MODELS + "/")), self.backend.name
+        if asked == name:
+            exchange.respond(200, msgspec.json.encode(self._describe()))
+        else:
+            self._fail(exchange, 404, f"there is no model {show(asked)} here; there is {show(name)}")
+
+    def _describe(self) -> dict[str, Any]:
         name = self.backend.name
-        model = {
+        return {
             "id": name,
             "object": "model",
             "created": int(self._started),
@@ -281,7 +284,6 @@ class App:
             "parent": None,
             "max_model_len": self.backend.model.context_length,
         }
-        exchange.respond(200, msgspec.json.encode({"object": "list", "data": [model]}))
 
     def _health(self, exchange: Exchange) -> None:
         why = "the gateway is draining" if self.draining else self.backend.trouble()
@@ -389,23 +391,9 @@ class App:
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(b" "), expected)
 
     async def _body(self, exchange: Exchange) -> Any:
+        if exchange.request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise Encoded("a body is read as it is here; send it without a Content-Encoding")
         return await self.backend.tokenize.read(exchange.request.body, self.limits.body_bytes)
-
-    @contextlib.contextmanager
-    def _room(self, body: Any) -> Iterator[None]:
-        """Count a body's prompts from before the first wait until their answer counts them."""
-        count, most = _count_prompts(body), self.limits.requests
-        if count > most:
-            raise BadRequest("", f"has {count} prompts, and at most {most} are answered at once; send fewer")
-        if self._prompts + count > most:
-            raise Unavailable(
-                f"{self._prompts} prompts are being answered, at most {most} may; try again soon"
-            )
-        self._prompts += count
-        try:
-            yield
-        finally:
-            self._prompts -= count
 
     def _whole(
         self,
@@ -416,25 +404,13 @@ class App:
         render: Callable[[], bytes],
     ) -> None:
         most = self.limits.answer_bytes
-        self._run(WholeAnswer(exchange, streams, self.metrics, self._ended, collectors, render, most), body)
+        self._run(
+            WholeAnswer(exchange, streams, self.metrics, self._running.ended, collectors, render, most), body
+        )
 
     def _run(self, answer: Answer, body: dict[str, Any]) -> None:
-        self._prompts += answer.prompts
-        self._answers.add(answer)
         rid = body.get("rid")
-        if type(rid) is str and _is_batch(body):
-            answer.batch = rid
-            self._batches.setdefault(rid, set()).add(answer)
-        answer.start()
-
-    def _ended(self, answer: Answer) -> None:
-        self._prompts -= answer.prompts
-        self._answers.discard(answer)
-        if answer.batch is not None:
-            same = self._batches[answer.batch]
-            same.discard(answer)
-            if not same:
-                del self._batches[answer.batch]
+        self._running.start(answer, rid if type(rid) is str and generate.is_batch(body) else None)
 
     def _refuse(self, exchange: Exchange, error: Refused) -> None:
         param = None
@@ -451,34 +427,3 @@ class App:
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         exchange.respond(status, error_json(status, message, exchange.openai, param=param), headers=headers)
-
-
-def _count_prompts(body: Any) -> int:
-    """Count the prompts of a body that nobody has checked yet; what is none of any kind counts as one."""
-    texts, ids = (body.get("text"), body.get("input_ids")) if type(body) is dict else (None, None)
-    if type(texts) is list:
-        return max(1, len(texts))
-    if type(ids) is list and ids and type(ids[0]) is list:
-        return len(ids)
-    return 1
-
-
-def _is_batch(body: dict[str, Any]) -> bool:
-    """Whether a `/generate` body that was taken asks for a list of answers."""
-    if body.get("text") is not None:
-        return type(body["text"]) is list
-    return type(body["input_ids"][0]) is list
-
-
-def _are_ids(value: Any) -> bool:
-    """Whether a value is token ids, or lists of them; which ids there are is checked later."""
-    if type(value) is not list or not value:
-        return False
-    prompts = value if type(value[0]) is list else [value]
-    return all(
-        type(prompt) is list
-        and set(map(type, prompt)) == {int}
-        and min(prompt) >= 0
-        and max(prompt) < 1 << 31
-        for prompt in prompts
-    )

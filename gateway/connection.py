@@ -22,12 +22,10 @@ from email.utils import formatdate
 from math import inf
 from typing import Final, cast
 
-import httptools
-
 from .exchange import STREAM_HEAD, Exchange, Handler, Request, head
 from .limits import Limits
 from .parsing import Refusal, RequestParser
-from .shapes import error_json
+from .shapes import error_json, wants_openai
 
 log = logging.getLogger(__name__)
 
@@ -297,14 +295,6 @@ class Connection(asyncio.Protocol):
         self._handle(request)
 
     def _handle(self, request: Request) -> None:
-        if not request.path.startswith("/") and request.path != "*":
-            # A proxy's form of the target, scheme and host and all.
-            try:
-                request.path = (httptools.parse_url(request.path.encode("latin-1")).path or b"/").decode(
-                    "latin-1"
-                )
-            except httptools.HttpParserInvalidURLError:
-                request.path = "/?"
         exchange = self._current = Exchange(self, request)
         self.deadline = inf
         try:
@@ -355,7 +345,7 @@ class Connection(asyncio.Protocol):
             # An answer is under way and the bytes behind its request are bad: there is no place to say so.
             self.abort()
             return
-        body = error_json(refusal.status, refusal.message)
+        body = error_json(refusal.status, refusal.message, wants_openai(self._parser.path))
         headers = (
             (b"connection", b"close"),
             (b"content-type", b"application/json"),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from .shapes import phrase
+from .shapes import phrase, wants_openai
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -24,14 +24,15 @@ RETRY_AFTER: Final = b"retry-after: 1\r\n"
 
 
 class Request:
-    """One request, complete. Header names are lower case; a repeated header's values are joined by commas."""
+    """One request, complete. `path` is as it was sent, without the query. Header names are lower case; a
+    repeated header's values are joined by commas.
+    """
 
     __slots__ = ("body", "headers", "keep_alive", "method", "path", "version")
 
-    def __init__(self, method: str, url: bytes, version: str, headers: dict[bytes, bytes]) -> None:
-        path, _, _ = url.partition(b"?")
+    def __init__(self, method: str, path: str, version: str, headers: dict[bytes, bytes]) -> None:
         self.method = method
-        self.path = path.decode("latin-1")
+        self.path = path
         self.version = version
         self.headers = headers
         self.body = bytearray()
@@ -44,7 +45,7 @@ class Exchange:
     on_gone  called once if the client goes away before the answer is complete
     on_room  called when a connection that was not `writable` is again
     on_over  called once with the answer's status when it is complete, with 499 if the client went before
-    openai   whether its client expects OpenAI's shape of errors; for whoever answers it
+    openai   whether its client expects OpenAI's shape of errors
     """
 
     __slots__ = (
@@ -64,7 +65,7 @@ class Exchange:
     def __init__(self, connection: Connection, request: Request) -> None:
         self._connection = connection
         self._chunked = False
-        self.openai = False
+        self.openai = wants_openai(request.path)
         self.request = request
         self.started = time.perf_counter()
         self.status = 0

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ..ingress.errors import Refused, Unavailable
 from ..ingress.register import Ingress, Ticket
-from ..ingress.request import Model
+from ..ingress.request import MAX_TOP_LOGPROBS, Model
 from ..ingress.routes import RouteTable
 from ..ingress.tokenize import Tokenize
 from ..ring import Doorbell, RingStats, wait
@@ -110,7 +110,7 @@ def _load_tokenizer(path: str) -> Any:
         ) from error
 
 
-def model_of(config: InstanceConfig, tokenizer: Any) -> Model:
+def model_of(config: InstanceConfig, tokenizer: Any, max_top_logprobs: int = MAX_TOP_LOGPROBS) -> Model:
     """Return what every gateway of the instance checks requests against.
 
     Raises:
@@ -124,6 +124,7 @@ def model_of(config: InstanceConfig, tokenizer: Any) -> Model:
         tokenizer,
         config.characters_per_token,
         config.sampling_defaults,
+        max_top_logprobs,
     )
 
 
@@ -176,11 +177,18 @@ class Front:
 
     @classmethod
     def attach(
-        cls, instance: str, reader: int = 0, *, tokenizer: Any = None, sink_bytes: int = SINK_BYTES
+        cls,
+        instance: str,
+        reader: int = 0,
+        *,
+        tokenizer: Any = None,
+        sink_bytes: int = SINK_BYTES,
+        max_top_logprobs: int = MAX_TOP_LOGPROBS,
     ) -> Front:
         """Attach to a running instance as its reader number `reader`.
 
         tokenizer: a `tokenizers.Tokenizer` for text prompts; by default the instance's own is loaded.
+        max_top_logprobs: the most that a request's `top_logprobs_num` may be.
 
         Raises:
             InstanceGone: there is no such instance.
@@ -194,7 +202,7 @@ class Front:
             opened.board.row(Role.READER, reader)
             if tokenizer is None:
                 tokenizer = _load_tokenizer(opened.config.tokenizer)
-            return cls(opened, reader, model_of(opened.config, tokenizer), sink_bytes)
+            return cls(opened, reader, model_of(opened.config, tokenizer, max_top_logprobs), sink_bytes)
         except BaseException:
             opened.close()
             raise

@@ -28,6 +28,37 @@ def wants_columns(body: Mapping[str, Any]) -> bool:
     return bool(body.get("return_logprob") or body.get("return_hidden_states"))
 
 
+def count_prompts(body: Any) -> int:
+    """Count the prompts of a body that nobody has checked yet; what is none of any kind counts as one."""
+    texts, ids = (body.get("text"), body.get("input_ids")) if type(body) is dict else (None, None)
+    if type(texts) is list:
+        return max(1, len(texts))
+    if type(ids) is list and ids and type(ids[0]) is list:
+        return len(ids)
+    return 1
+
+
+def is_batch(body: dict[str, Any]) -> bool:
+    """Whether a `/generate` body that was taken asks for a list of answers."""
+    if body.get("text") is not None:
+        return type(body["text"]) is list
+    return type(body["input_ids"][0]) is list
+
+
+def are_ids(value: Any) -> bool:
+    """Whether a value is token ids, or lists of them; which ids there are is checked later."""
+    if type(value) is not list or not value:
+        return False
+    prompts = value if type(value[0]) is list else [value]
+    return all(
+        type(prompt) is list
+        and set(map(type, prompt)) == {int}
+        and min(prompt) >= 0
+        and max(prompt) < 1 << 31
+        for prompt in prompts
+    )
+
+
 class GenerateStream:
     """One prompt's events. `cumulative`: each holds all the text and ids so far, else what is new."""
 

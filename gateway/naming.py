@@ -51,7 +51,7 @@ def names_of(body: Mapping[str, Any], chat: bool) -> dict[str, str]:
     names["top_logprobs_num"] = "top_logprobs" if chat else "logprobs"
     newer = chat and body.get("max_completion_tokens") is not None
     names["max_new_tokens"] = "max_completion_tokens" if newer else "max_tokens"
-    if chat and body.get("response_format") is not None:
+    if body.get("response_format") is not None:
         names["json_schema"] = "response_format"
     return names
 

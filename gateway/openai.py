@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from ..ingress.errors import BadRequest, show
+from ..ingress.fields import boolean
 from ..sink import ChunkEvent, Error
 from .answer import failure_event
 from .logprobs import CompletionLogprobs, LogprobsSum, TokenBytes, chat_logprobs
@@ -62,13 +63,13 @@ def completion_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted]:
     generate["text" if type(first) is str else "input_ids"] = prompt
     if body.get("suffix"):
         raise BadRequest("suffix", "is not supported; leave it out")
-    if body.get("best_of") not in (None, 1):
-        raise BadRequest("best_of", f"must be 1, got {show(body['best_of'])}")
+    if (best := body.get("best_of")) is not None and not (type(best) is int and best == 1):
+        raise BadRequest("best_of", f"must be 1, got {show(best)}")
     count = body.get("logprobs")
     if count is not None and count is not False:
         wanted.logprobs = True
         generate |= _logprobs(count if count is not True else 1, "logprobs")
-    if body.get("echo"):
+    if _flag(body.get("echo"), "echo"):
         wanted.echo = []
         if wanted.logprobs:
             generate["logprob_start_len"] = 0  # the prompt's tokens are part of the text
@@ -85,10 +86,13 @@ def chat_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted, dict[str, 
     generate: dict[str, Any] = {"stream": wanted.stream, "sampling_params": _sampling(body)}
     if (most := body.get("max_completion_tokens")) is not None:
         generate["sampling_params"]["max_new_tokens"] = most
-    _response_format(body.get("response_format"), generate["sampling_params"])
-    if body.get("logprobs"):
+    _must_be_text(body)
+    top = body.get("top_logprobs")
+    if _flag(body.get("logprobs"), "logprobs"):
         wanted.logprobs = True
-        generate |= _logprobs(body.get("top_logprobs") or 0, "top_logprobs")
+        generate |= _logprobs(0 if top is None else top, "top_logprobs")
+    elif top:
+        raise BadRequest("top_logprobs", f"needs logprobs to be true, got {show(top)}")
     _rid(body, generate)
     return generate, wanted, body
 
@@ -241,22 +245,42 @@ def _start(body: Any, model: str, chat: bool) -> tuple[dict[str, Any], Wanted]:
     named = body.get("model")
     if named is not None and type(named) is not str:
         raise BadRequest("model", f"must be a string, got {show(named)}")
-    stream = body.get("stream")
-    if stream is not None and type(stream) is not bool:
-        raise BadRequest("stream", f"must be true or false, got {show(stream)}")
-    options = body.get("stream_options") or {}
-    if type(options) is not dict:
+    stream = _flag(body.get("stream"), "stream")
+    options = body.get("stream_options")
+    if options is not None and type(options) is not dict:
         raise BadRequest("stream_options", f"must be an object, got {show(options)}")
-    return body, Wanted(
-        chat, named or model, bool(stream), bool(options.get("include_usage")), False, names_of(body, chat)
-    )
+    usage = _flag((options or {}).get("include_usage"), "stream_options.include_usage")
+    return body, Wanted(chat, named or model, stream, usage, False, names_of(body, chat))
+
+
+def _flag(value: Any, field: str) -> bool:
+    return value is not None and boolean(value, field)
 
 
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     params = {ours: body[theirs] for theirs, ours in SAMPLING.items() if body.get(theirs) is not None}
     if body.get("max_tokens") is not None:
         params["max_new_tokens"] = body["max_tokens"]
+    _response_format(body.get("response_format"), params)
     return params
+
+
+def _must_be_text(body: Mapping[str, Any]) -> None:
+    """Refuse what asks a chat for another kind of answer than text: it would get text all the same."""
+    modalities = body.get("modalities")
+    if modalities is not None and modalities != ["text"]:
+        raise BadRequest("modalities", f'must be ["text"], got {show(modalities)}')
+    if body.get("functions") is not None:
+        raise BadRequest("functions", "is not supported; describe them to the model as tools")
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if tools is not None and not (type(tools) is list and all(type(one) is dict for one in tools)):
+        raise BadRequest("tools", f"must be a list of objects, got {show(tools)}")
+    if choice not in (None, "none", "auto"):
+        raise BadRequest(
+            "tool_choice",
+            f"must be none or auto, got {show(choice)}: tools are shown to the model, and what it writes is "
+            "the answer's text; no call can be had from it by force",
+        )
 
 
 def _logprobs(count: Any, field: str) -> dict[str, Any]:

@@ -86,6 +86,11 @@ class RequestParser:
         if self._fed > self._limits.head_bytes and not self._last:
             raise self._head_too_large() if self.request is None else self._no_body()
 
+    @property
+    def path(self) -> str:
+        """The path of the request that is being read, or was last, as far as it has come; "" for none."""
+        return _path(self._url) or ""
+
     # What llhttp calls.
 
     def on_message_begin(self) -> None:
@@ -121,12 +126,15 @@ class RequestParser:
         if parser.should_upgrade():
             self._offered = b"%b %b HTTP/%b\r\n" % (parser.get_method(), self._url, version.encode())
             return
+        if (path := _path(self._url)) is None:
+            raise self._stop(400, "the request's target is neither a path nor an address; send a path")
         headers = self._headers(version)
-        request = Request(method, self._url, version, headers)
+        request = Request(method, path, version, headers)
         request.keep_alive = parser.should_keep_alive()
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > limits.body_bytes:
-            raise self._stop(413, self._body_too_large(f"{int(length)} bytes"))
+        # llhttp has seen that these are digits, and a number of 64 bits: but for zeros in front.
+        length = int(headers.get(b"content-length", b"").lstrip(b"0") or b"0")
+        if length > limits.body_bytes:
+            raise self._stop(413, self._body_too_large(f"{length} bytes"))
         self.asks = version == "1.1" and headers.get(b"expect", b"").lower() == b"100-continue"
         self.request = request
         self._fed = 0
@@ -195,3 +203,14 @@ class RequestParser:
 
     def _body_too_large(self, size: str) -> str:
         return f"the body has {size}; at most {self._limits.body_bytes} bytes are taken"
+
+
+def _path(target: bytes) -> str | None:
+    """Return the path of a request's target, without the query; None if it has none."""
+    if target[:1] not in (b"/", b"*"):
+        # A proxy's form of it, scheme and host and all.
+        try:
+            target = httptools.parse_url(target).path or b"/"
+        except httptools.HttpParserInvalidURLError:
+            return None
+    return target.partition(b"?")[0].decode("latin-1")

@@ -6,6 +6,7 @@ one of them for as long as it lives.
 
 from __future__ import annotations
 
+from ..ingress.request import MAX_TOP_LOGPROBS
 from ..ring.board import Role
 from ..ring.errors import LaneOwned, RingError
 from ..ring.instance import Instance
@@ -16,8 +17,12 @@ class NoReader(RingError):
     """The instance has no such reader, or none that is free; the message says which are taken by whom."""
 
 
-def attach_reader(instance: str, reader: int | None = None) -> Front:
+def attach_reader(
+    instance: str, reader: int | None = None, max_top_logprobs: int = MAX_TOP_LOGPROBS
+) -> Front:
     """Attach to a running instance as reader number `reader`, or as the first that is free.
+
+    max_top_logprobs: see `Front.attach`.
 
     Raises:
         NoReader: that one is taken or does not exist, or all are taken.
@@ -34,7 +39,7 @@ def attach_reader(instance: str, reader: int | None = None) -> Front:
         if number in taken:
             continue
         try:
-            return Front.attach(instance, number)
+            return Front.attach(instance, number, max_top_logprobs=max_top_logprobs)
         except LaneOwned:
             # Another gateway was faster, or one on its way out still holds on.
             continue

@@ -20,10 +20,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import uvloop
 
 from ..ingress.errors import BadRequest
+from ..ingress.request import MAX_TOP_LOGPROBS
 from ..ring import logs
 from ..ring.errors import RingError
 from ..ring.process import die_with_parent
@@ -40,6 +42,18 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 4096
 MAX_PORT = 65535
+
+_LIMITS: Final = {
+    "--max-body-bytes": ("body_bytes", "bytes of a request's body"),
+    "--max-answer-bytes": ("answer_bytes", "bytes of an answer in one piece, and of an event of a stream"),
+    "--max-requests": ("requests", "prompts at once"),
+    "--max-connections": ("connections", "open connections"),
+    "--idle-seconds": (
+        "idle_s",
+        "for which a connection may be idle; more than a balancer in front keeps it",
+    ),
+}
+"""The limits that are options: each with its field of `Limits`, and what it is of."""
 
 
 class ServerError(RuntimeError):
@@ -185,6 +199,13 @@ def port_number(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is no port: give 0 to {MAX_PORT}; 0 takes a free one")
 
 
+def count(text: str) -> int:
+    """Read a number that may be 0, for argparse."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no count: give 0 or more")
+
+
 def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that a gateway process and `serve` share."""
     limits = Limits()
@@ -209,14 +230,29 @@ def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template", metavar="FILE", help="jinja2 template (default: the tokenizer's own)"
     )
-    parser.add_argument("--max-body-bytes", type=int, default=limits.body_bytes, metavar="N")
+    for name, (field, of) in _LIMITS.items():
+        default = getattr(limits, field)
+        parser.add_argument(
+            name, type=type(default), default=default, metavar="N", help=f"{of} (default {default:,})"
+        )
     parser.add_argument(
-        "--max-requests", type=int, default=limits.requests, metavar="N", help="prompts at once"
+        "--max-top-logprobs",
+        type=count,
+        default=MAX_TOP_LOGPROBS,
+        metavar="N",
+        help=f"top_logprobs_num of a request: what the scheduler can give (default {MAX_TOP_LOGPROBS})",
     )
-    parser.add_argument("--max-connections", type=int, default=limits.connections, metavar="N")
     parser.add_argument(
         "--drain-seconds", type=float, default=30.0, metavar="S", help="how long SIGTERM lets requests finish"
     )
+
+
+def gateway_options(args: argparse.Namespace) -> list[str]:
+    """Write `add_gateway_arguments`' options as a command line again, but for the port and the keys."""
+    names = ["--host", *_LIMITS, "--max-top-logprobs", "--drain-seconds"]
+    options = [f"{name}={getattr(args, name[2:].replace('-', '_'))}" for name in names]
+    options += ["--incremental"] if args.incremental else []
+    return options + ([f"--chat-template={args.chat_template}"] if args.chat_template else [])
 
 
 def keys(args: argparse.Namespace) -> tuple[str, str]:
@@ -241,7 +277,7 @@ def make_app(backend: Backend, tokenizer: str | Path, args: argparse.Namespace) 
     key, admin = keys(args)
     try:
         limits = Limits(
-            body_bytes=args.max_body_bytes, requests=args.max_requests, connections=args.max_connections
+            **{field: getattr(args, name[2:].replace("-", "_")) for name, (field, _) in _LIMITS.items()}
         )
         template = ChatTemplate.find(tokenizer, args.chat_template)
     except (ValueError, NoTemplate) as error:
@@ -267,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         die_with_parent(args.die_with_parent)
     raise_file_limit()
     try:
-        with attach_reader(args.instance, args.reader) as front:
+        with attach_reader(args.instance, args.reader, args.max_top_logprobs) as front:
             reader = front.routes.reader
             logs.start(f"reader{reader}")
             app = make_app(FrontBackend(front), front.instance.config.tokenizer, args)

@@ -33,6 +33,11 @@ def phrase(status: int) -> bytes:
     return _PHRASES.get(status, b"")
 
 
+def wants_openai(path: str) -> bool:
+    """Whether who asks for this path expects OpenAI's shape of errors."""
+    return path == "/v1" or path.startswith("/v1/")
+
+
 def error_json(
     status: int, message: str, openai: bool = False, index: int | None = None, param: str | None = None
 ) -> bytes:

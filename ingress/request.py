@@ -4,6 +4,7 @@
 can tell; `tokenize` does between them what takes long, on threads. Nothing here writes to a ring.
 """
 
+import codecs
 import json
 import os
 import re
@@ -34,6 +35,7 @@ DRAWN_RIDS = 256
 """Request ids drawn at once: drawing gives the GIL up, and getting it back can take milliseconds."""
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 """How JSON spells a surrogate; two that are a pair are found as well."""
+BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _RIDS: list[str] = []
 os.register_at_fork(after_in_child=_RIDS.clear)
 
@@ -158,21 +160,31 @@ def decode_body(
     try:
         return msgspec.json.decode(body)
     except RecursionError:
-        raise BadRequest("", "the body is nested too deeply; no field takes more than three levels") from None
+        raise _too_deep() from None
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         problem = str(error)
     raw = bytes(body)
-    if b"Infinity" in raw or b"NaN" in raw:
+    if not raw.strip():
+        raise BadRequest("", "the body is empty; send a JSON object, with its Content-Length")
+    if raw.startswith(BYTE_ORDER_MARKS):
+        problem = "it begins with a byte order mark; send UTF-8 without one"
+    elif b"Infinity" in raw or b"NaN" in raw:
         # Python clients write these; a logit_bias of -Infinity is meant, and NaN deserves a field's name.
         try:
             value = json.loads(raw.decode())
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            raise _too_deep() from None
+        except ValueError as error:
             problem = str(error)
         else:
             if HALF_A_PAIR.search(raw):
                 _must_be_text(value)
             return value
     raise BadRequest("", f"the body is not JSON: {problem[:200]}")
+
+
+def _too_deep() -> BadRequest:
+    return BadRequest("", "the body is nested too deeply; no field takes more than three levels")
 
 
 def _must_be_text(value: Any) -> None:

@@ -31,8 +31,8 @@ SHORT_CHARACTERS = 256
 """Texts this short together are tokenized at once: that takes less than waking a thread and the way back."""
 SHORT_BODY = 256 << 10
 """Bytes of a body that is read where it is."""
-MANY_IDS = 16_384
-"""Ids of a request, of all its prompts together, that are checked on a thread."""
+MANY_ENTRIES = 16_384
+"""Entries of a request, ids mostly, that are checked where it is; more are on a thread."""
 NOT_IN_UTF8: Final = frozenset(map(chr, (0xC0, 0xC1, *range(0xF5, 0x100))))
 """Bytes that no UTF-8 text has, as byte-level tokens spell them."""
 NFC_SHRINKS: Final = 3
@@ -74,19 +74,27 @@ class Tokenize:
         However long the context is, two prompts that fill it are not too many entries.
         """
         entries = max(MAX_ENTRIES, 2 * self._model.context_length + SHORT_BODY)
-        decode = functools.partial(decode_body, max_bytes=max_bytes, max_entries=entries)
-        if len(raw) <= SHORT_BODY:
-            return decode(raw)
-        (body,) = await self._on_threads("requests wait to be read", decode, [raw], self._reading)
-        return body
+        decode = functools.partial(decode_body, raw, max_bytes=max_bytes, max_entries=entries)
+        return await self.aside(decode, len(raw))
+
+    async def aside(self, work: Callable[[], Result], size: int) -> Result:
+        """Do `work` for a body of `size` bytes: on a thread if that is long. Raises Unavailable."""
+        if size <= SHORT_BODY:
+            return work()
+
+        def call(work: Callable[[], Result]) -> Result:
+            return work()
+
+        (done,) = await self._on_threads("requests wait to be read", call, [work], self._reading)
+        return done
 
     async def parse(self, body: Any) -> GenerateRequest:
         """Check a body as `parse_generate` does, on a thread if it has stop patterns that are not known yet,
-        or very many ids.
+        or very many entries.
 
         Raises BadRequest, Unavailable.
         """
-        if type(body) is not dict or not (brings_new_patterns(body.get(WHERE)) or _has_many_ids(body)):
+        if type(body) is not dict or not (brings_new_patterns(body.get(WHERE)) or _has_many_entries(body)):
             return parse_generate(body, self._model)
         check = functools.partial(parse_generate, model=self._model)
         (request,) = await self._on_threads("requests wait to be checked", check, [body])
@@ -188,12 +196,20 @@ class Tokenize:
             self._in_work -= len(parts)
 
 
-def _has_many_ids(body: dict[str, Any]) -> bool:
-    ids = body.get("input_ids")
-    if type(ids) is not list:
-        return False
-    # Entries that are no lists are counted too: they are looked through for the message.
-    return len(ids) > MANY_IDS or sum(len(one) for one in ids if type(one) is list) > MANY_IDS
+def _has_many_entries(body: dict[str, Any]) -> bool:
+    """Whether the lists and objects of a body have very many entries, however they are nested."""
+    left = MANY_ENTRIES
+    level: list[Any] = [body]
+    while level:
+        deeper: list[Any] = []
+        for one in level:
+            left -= len(one)
+            if left < 0:
+                return True
+            entries = one.values() if type(one) is dict else one
+            deeper += [entry for entry in entries if type(entry) is list or type(entry) is dict]
+        level = deeper
+    return False
 
 
 def longest_token(tokenizer: Any) -> int | None:

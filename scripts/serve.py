@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from outfeed.gateway.server import ServerError, add_gateway_arguments, keys, listen
+from outfeed.gateway.server import ServerError, add_gateway_arguments, gateway_options, keys, listen
 from outfeed.ring.errors import RingError
 from outfeed.ring.instance import InstanceGone
 from outfeed.shards.launcher import LaunchError, add_instance_arguments, instance_options, make_config
@@ -85,19 +85,9 @@ def reserve(host: str, port: int) -> socket.socket:
 class Gateways:
     """The gateway processes, started again when they die."""
 
-    def __init__(self, args: argparse.Namespace, port: int, template: str | None) -> None:
+    def __init__(self, args: argparse.Namespace, port: int) -> None:
         self._args = args
-        self._options = ["--instance", args.instance, "--host", args.host, "--port", str(port)]
-        self._options += [
-            "--max-body-bytes",
-            str(args.max_body_bytes),
-            "--max-requests",
-            str(args.max_requests),
-        ]
-        self._options += ["--max-connections", str(args.max_connections)]
-        self._options += ["--drain-seconds", str(args.drain_seconds)]
-        self._options += ["--incremental"] if args.incremental else []
-        self._options += ["--chat-template", template] if template else []
+        self._options = ["--instance", args.instance, "--port", str(port), *gateway_options(args)]
         self._environment = dict(os.environ)
         if args.api_key:
             self._environment["OUTFEED_API_KEY"] = args.api_key
@@ -186,7 +176,7 @@ class Signals:
 def serve(args: argparse.Namespace, signals: Signals) -> None:
     """Start everything, and serve until a signal."""
     keys(args)
-    template = args.chat_template or (None if args.tokenizer else str(TEMPLATE))
+    args.chat_template = args.chat_template or (None if args.tokenizer else str(TEMPLATE))
     args.tokenizer = args.tokenizer or demo_tokenizer()
     readers = args.readers or args.gateways
     tokenizer = make_config(args.instance, args, readers).tokenizer
@@ -202,7 +192,7 @@ def serve(args: argparse.Namespace, signals: Signals) -> None:
     with reserve(args.host, args.port) as held:
         port = held.getsockname()[1]
         with Pipeline(args.instance, launch, None if args.no_replay else replay) as pipeline:
-            gateways = Gateways(args, port, template)
+            gateways = Gateways(args, port)
             try:
                 gateways.start()
                 say(args, port, text)

@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from outfeed.gateway.app import MAX_ABORT_BYTES, PROBE_S
+from outfeed.gateway.app import MAX_ABORT_BYTES
 from outfeed.gateway.front import SINK_BYTES
 from outfeed.gateway.limits import Limits
 from outfeed.gateway.openai import COMPLETION_MAX_TOKENS
+from outfeed.gateway.probe import PROBE_S
 from outfeed.ingress import (
     fields,
     regex_cells,
@@ -60,7 +61,7 @@ SAID = [
     ("docs/http.md", f"| prompts at once (`--max-requests`) | {HTTP.requests:,} per gateway |"),
     ("docs/http.md", f"| connections (`--max-connections`) | {HTTP.connections:,} per gateway |"),
     ("docs/http.md", f"| a head's time, a body's time | {HTTP.head_s:g} s, {HTTP.body_s:g} s |"),
-    ("docs/http.md", f"| an idle connection | {HTTP.idle_s:g} s |"),
+    ("docs/http.md", f"| an idle connection (`--idle-seconds`) | {HTTP.idle_s:g} s |"),
     ("docs/http.md", f"| a client that takes nothing of what is sent | {HTTP.stall_s:g} s |"),
     ("docs/http.md", f"| bytes waiting in a connection | {HTTP.write_bytes >> 10} KiB |"),
     ("docs/http.md", f"| bytes waiting in a sink | {SINK_BYTES // MIB} MiB |"),
@@ -114,14 +115,15 @@ SAID = [
     ),
     (
         "docs/http.md",
-        f"`top_logprobs_num` is at most {request.MAX_TOP_LOGPROBS}, `token_ids_logprob` has at most "
-        f"{request.MAX_LOGPROB_IDS:,} ids",
+        f"`top_logprobs_num` is at most {request.MAX_TOP_LOGPROBS} (`--max-top-logprobs`), "
+        f"`token_ids_logprob` has at most {request.MAX_LOGPROB_IDS:,} ids",
     ),
     ("docs/http.md", f"| entries of all lists and objects of a body | {request.MAX_ENTRIES:,}, or"),
     ("docs/http.md", f"| the body of an abort | {MAX_ABORT_BYTES >> 10} KiB |"),
     (
         "docs/http.md",
-        f"| an answer that is not streamed; one event of a stream | {HTTP.answer_bytes // MIB} MiB |",
+        "| an answer that is not streamed; one event of a stream (`--max-answer-bytes`) | "
+        f"{HTTP.answer_bytes // MIB} MiB |",
     ),
     ("docs/ingress.md", f"That is {sampling.CHARACTERS_PER_TOKEN} unless the server says otherwise"),
     ("docs/ingress.md", f"must be at most {stop_regex.LIMIT_MS} ms"),

@@ -111,6 +111,44 @@ def test_what_breaks_a_limit_or_the_protocol_is_refused_and_closed(
     assert running.backend.streams == []
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/x?y=/", "/v1", "http://x/v1/models"])
+@pytest.mark.parametrize(
+    ("rest", "status"),
+    [
+        (b"HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", 413),
+        (b"HTTP/1.1\r\nhost: x\r\na: " + b"b" * 2001, 431),
+        (b"HTTP/1.1\r\nhost: x\r\na b: c\r\n\r\n", 400),
+        (b"HTTP/1.1\r\n\r\n", 400),
+        (b"HTTP/2.0\r\nhost: x\r\n\r\n", 505),
+    ],
+)
+def test_what_is_no_request_under_v1_is_refused_in_openais_shape(
+    serve: Serve, path: str, rest: bytes, status: int
+) -> None:
+    client = serve(limits=SMALL).raw()
+    client.send(b"POST %b %b" % (path.encode(), rest))
+    got, body = answer_of(client)
+    assert got == status
+    error = body["error"]
+    assert error["code"] == status  # type: ignore[index]
+    assert error.keys() == {"object", "message", "type", "param", "code"}  # type: ignore[attr-defined]
+
+
+def test_a_head_and_a_body_that_never_end_are_refused_in_their_endpoints_shape(serve: Serve) -> None:
+    running = serve()
+    for path, keys in (("/v1/completions", 5), ("/generate", 2)):
+        for more in (b"", b"content-length: 10\r\n\r\n{"):
+            client = running.raw()
+            client.send(b"POST %b HTTP/1.1\r\nhost: x\r\n%b" % (path.encode(), more))
+            eventually(lambda: any(one._parser.path for one in running.server.connections.open), "a head")
+            past(running, "it")
+            got, body = answer_of(client)
+            assert got == 408
+            assert len(body["error"]) == keys  # type: ignore[arg-type]
+            client.close()
+            eventually(lambda: not running.server.connections.open, "closed")
+
+
 def test_a_body_up_to_the_limit_is_taken(serve: Serve) -> None:
     running = serve(lambda played: played.end("fine"), limits=SMALL)
     body = b'{"text": "x"' + b" " * 987 + b"}"

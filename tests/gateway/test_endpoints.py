@@ -56,10 +56,23 @@ def test_models_and_server_info(serve: Serve) -> None:
     assert models["data"][0]["id"] == "fake"
     assert models["data"][0]["object"] == "model"
     assert models["data"][0]["max_model_len"] == 4096
+    assert running.ask("GET", "/v1/models/fake").json == models["data"][0]
+    missing = running.ask("GET", "/v1/models/other")
+    assert missing.status == 404
+    assert "there is no model 'other' here; there is 'fake'" in missing.json["error"]["message"]
     info = running.ask("GET", "/server_info").json
     assert info["model"] == "fake"
     assert info["instance"] == {"instance": "fake"}
     assert info["limits"]["body_bytes"] > 0
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_a_packed_body_is_a_415(serve: Serve, path: str) -> None:
+    running = serve()
+    answer = running.ask("POST", path, b"\x1f\x8b\x08\x00", {"Content-Encoding": "gzip"})
+    assert answer.status == 415
+    assert "without a Content-Encoding" in answer.json["error"]["message"]
+    assert running.ask("POST", path, b"{", {"Content-Encoding": "Identity"}).status == 400
 
 
 def test_an_abort_ends_the_stream_it_names(serve: Serve) -> None:
@@ -100,7 +113,7 @@ def test_a_batch_is_aborted_by_its_own_rid_or_each_prompt_by_its(
     alone.until(b'"code":499')
     assert running.ask("POST", "/abort_request", {"rid": "B"}).json["aborted_here"] is False
     eventually(lambda: running.app.idle, "idle")
-    assert not running.app._batches
+    assert not running.app._running._batches
 
 
 class Other:

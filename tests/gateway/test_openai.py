@@ -1,8 +1,10 @@
 """OpenAI's endpoints, by hand and through the official client."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -139,6 +141,8 @@ def test_parameters_reach_the_sampling_parameters(client: openai.OpenAI, running
         model="m", messages=[{"role": "user", "content": "x"}], response_format={"type": "json_object"}
     )
     assert json.loads(running.stream(2).prompt.params.json_schema) == {"type": "object"}
+    client.completions.create(model="m", prompt="x", extra_body={"response_format": {"type": "json_object"}})
+    assert json.loads(running.stream(3).prompt.params.json_schema) == {"type": "object"}
 
 
 def test_prompts_may_be_many_or_ids_and_echoed(client: openai.OpenAI) -> None:
@@ -272,6 +276,11 @@ def test_a_piece_of_a_character_shows_its_own_bytes_or_none(client: openai.OpenA
         ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
         ("completions", {"prompt": "x", "stream": "yes"}, "stream"),
         ("completions", {"prompt": [["x"]], "echo": True}, "echo"),
+        ("completions", {"prompt": "x", "echo": "no"}, "echo"),
+        ("completions", {"prompt": "x", "best_of": True}, "best_of"),
+        ("completions", {"prompt": "x", "stream_options": []}, "stream_options"),
+        ("completions", {"prompt": "x", "stream_options": {"include_usage": 1}}, "include_usage"),
+        ("completions", {"prompt": "x", "response_format": {"type": "xml"}}, "response_format"),
         ("completions", [], "object"),
         ("chat/completions", {}, "messages"),
         ("chat/completions", {"messages": []}, "messages"),
@@ -306,6 +315,44 @@ def test_what_is_wrong_is_a_400_in_openais_shape(
 
 
 HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"logprobs": 1}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": False}, "top_logprobs"),
+        ({"tools": "f"}, "tools"),
+        ({"tools": ["f"]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": TOOL}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+    ],
+)
+def test_a_chat_that_asks_for_what_it_would_not_get_is_a_400(
+    running: Running, more: dict[str, object], param: str
+) -> None:
+    answer = running.ask("POST", "/v1/chat/completions", {"messages": HI, **more})
+    assert answer.status == 400
+    assert answer.json["error"]["param"] == param
+    assert running.backend.streams == []
+
+
+def test_a_chat_may_bring_tools_and_say_the_defaults(client: openai.OpenAI) -> None:
+    for choice in ("none", "auto"):
+        done = client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "hi"}],
+            tools=[{"type": "function", "function": {"name": "f"}}],
+            tool_choice=choice,
+            modalities=["text"],
+            logprobs=False,
+            top_logprobs=0,
+        )
+        assert done.choices[0].message.content == "one two three"
 
 
 @pytest.mark.parametrize(
@@ -412,6 +459,23 @@ def test_templates_are_found_beside_the_tokenizer(tmp_path: Path) -> None:
         ChatTemplate("{% if %}")
     with pytest.raises(NoTemplate, match="cannot read"):
         ChatTemplate.find(tokenizer, tmp_path / "missing")
+
+
+def test_a_long_conversation_is_made_a_prompt_on_a_thread(serve: Serve) -> None:
+    threads = []
+
+    class Watched(ChatTemplate):
+        def render(self, *conversation: Any) -> str:
+            threads.append(threading.current_thread().name)
+            return super().render(*conversation)
+
+    running = serve(three)
+    running.app.template = Watched(TEMPLATE)
+    for parts, here in ((1, True), (20_000, False)):
+        messages = [{"role": "user", "content": [{"type": "text", "text": ""}] * parts}]
+        assert running.ask("POST", "/v1/chat/completions", {"messages": messages}).status in (200, 400)
+        assert [not name.startswith("outfeed-body") for name in threads] == [here]
+        threads.clear()
 
 
 def test_a_chat_and_an_echo_wait_among_the_texts_that_are_tokenized(serve: Serve) -> None:

@@ -141,6 +141,8 @@ def test_a_body_in_the_smallest_chunks_is_taken() -> None:
         (b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST / HTTP/1.0\r\n%btransfer-encoding: chunked\r\n\r\n0\r\n\r\n" % OFFER, 400),
         (b"GET / HTTP/1.1\r\n%b\r\n" % OFFER, 400),
+        (b"GET http:///health HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+        (b"GET http://x:99999999/health HTTP/1.1\r\nhost: x\r\n\r\n", 400),
     ],
 )
 def test_what_is_not_http_1_0_or_1_1_by_the_letter_is_refused(data: bytes, status: int) -> None:
@@ -160,6 +162,27 @@ def test_what_follows_a_connections_last_request_is_passed_over(behind: bytes, o
     assert [request[-1] for request in last] == [False]
     for pieces in every_cut(with_length(close) + behind):
         assert told(pieces, Limits(head_bytes=250)) == last
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"/generate?q=1", "/generate"),
+        (b"http://x/generate?q=http://y", "/generate"),
+        (b"http://me:secret@x:80/v1/models", "/v1/models"),
+        (b"http://[::1]:80/a%2Fb", "/a%2Fb"),
+        (b"http://x", "/"),
+        (b"*", "*"),
+    ],
+)
+def test_a_targets_path_is_found_in_each_of_its_forms(target: bytes, path: str) -> None:
+    for pieces in every_cut(b"OPTIONS %b HTTP/1.1\r\nhost: x\r\n\r\n" % target):
+        assert [request[1] for request in told(pieces)] == [path]
+
+
+def test_a_length_may_have_any_number_of_zeros_in_front() -> None:
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %b13\r\n\r\n" % (b"0" * 5000)
+    assert [request[3] for request in told([head, BODY])] == [BODY]
 
 
 def test_http_1_0_needs_no_host() -> None:

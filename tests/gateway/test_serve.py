@@ -20,7 +20,7 @@ from typing import Any
 
 import openai
 import pytest
-from outfeed.gateway.server import add_gateway_arguments
+from outfeed.gateway.server import add_gateway_arguments, gateway_options
 from outfeed.ring.board import Role
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.sidecar.replay import load_corpus, replay_start
@@ -91,7 +91,7 @@ def served() -> Iterator[Served]:
     running = Served(
         *("--gateways", "2", "--readers", "3", "--shards", "1", "--steps-per-second", "500"),
         *("--context-length", "200001", "--served-model-name", "team/replay", "--admin-key", "r00t"),
-        *("--heartbeat-limit", "9"),
+        *("--heartbeat-limit", "9", "--max-top-logprobs", "7", "--max-answer-bytes", "7654321"),
     )
     yield running
     assert running.stop() == 0
@@ -396,6 +396,25 @@ def test_a_port_in_use_is_said_before_anything_starts(served: Served) -> None:
 def test_the_instance_is_what_the_options_said(served: Served) -> None:
     config = served.here.config
     assert (config.readers, config.shards, config.ranks, config.heartbeat_limit_s) == (3, 1, 1, 9.0)
+    assert json.loads(served.ask("GET", "/server_info")[1])["limits"]["answer_bytes"] == 7654321
+    body = {"text": "x", "return_logprob": True, "top_logprobs_num": 8}
+    status, said = served.ask("POST", "/generate", body)
+    assert (status, b"top_logprobs_num: must be in [0, 7]" in said) == (400, True)
+
+
+def test_the_gateways_options_are_handed_on_as_they_were_given() -> None:
+    parser = argparse.ArgumentParser()
+    add_gateway_arguments(parser)
+    given = parser.parse_args(
+        [
+            *("--host=::1", "--incremental", "--chat-template=t", "--drain-seconds=1.5"),
+            *("--max-body-bytes=1", "--max-answer-bytes=2", "--max-requests=3", "--max-connections=4"),
+            *("--idle-seconds=5.5", "--max-top-logprobs=6"),
+        ]
+    )
+    assert parser.parse_args(gateway_options(given)) == given
+    plain = parser.parse_args([])
+    assert parser.parse_args(gateway_options(plain)) == plain
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "99999", "http"])

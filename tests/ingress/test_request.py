@@ -229,6 +229,22 @@ def test_what_is_not_json_is_a_400(body: bytes) -> None:
         parse_generate(decode_body(body), MODEL)
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "is empty; send a JSON object"),
+        (b" \r\n", "is empty; send a JSON object"),
+        (b'\xef\xbb\xbf{"text": "x"}', "a byte order mark; send UTF-8 without one"),
+        ('{"text": "x"}'.encode("utf-16"), "a byte order mark; send UTF-8 without one"),
+        (b'{"a": ' * 10**5, "nested too deeply"),
+        (b'{"a": NaN, "b": ' + b"[" * 10**5, "nested too deeply"),
+    ],
+)
+def test_what_is_often_wrong_with_a_body_is_said(body: bytes, words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        decode_body(body)
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1"])
 @pytest.mark.parametrize("half", [r"\ud800", r"\uDFFF", r"a\uDBffb", r"\udc00\ud800", r"\\\ud800"])
 @pytest.mark.parametrize(
