@@ -1,7 +1,8 @@
 """Log probabilities in OpenAI's two shapes, from an event's columns.
 
-A token's text is what the shard sent with the columns; one it did not send is shown by its id. A token that
-is a part of a character has no text of its own: what it is, the token table knows.
+A token's text is what the shard sent with the columns; one it did not send is shown by its id. That is its
+text alone: a part of a character has none, and a word may have lost the space before it. What a token adds to
+a text, the token table knows.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ class Entry(NamedTuple):
         return f"token_id:{self.token}" if self.text is None else self.text
 
     def bytes(self, token_bytes: TokenBytes) -> bytes | None:
-        """Return what the token stands for, if that is known."""
-        if self.text is None or "\ufffd" in self.text:
-            return token_bytes(self.token)
+        """Return what the token stands for behind others, if that is known."""
+        known = token_bytes(self.token)
+        if known is not None or self.text is None or "\ufffd" in self.text:
+            return known
         return self.text.encode("utf-8", "surrogatepass")
 
 

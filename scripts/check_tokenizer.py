@@ -21,7 +21,7 @@ from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import PROMPT_TAIL, DecodeOptions, Register
 from outfeed.ring.route import make_route
 from outfeed.shards.decoder import Decoder
-from outfeed.shards.errors import TokenizerFileError
+from outfeed.shards.errors import TokenizerFileError, is_crash
 from outfeed.shards.fallback import TokenizerText
 from outfeed.shards.pipeline import BYTE_TOKEN, byte_level
 from outfeed.shards.table import TokenTable, load_tokenizer
@@ -41,7 +41,18 @@ class Case(NamedTuple):
 
 
 def check(path: str, text: str, *, random_cases: int, length: int, seed: int) -> dict[str, Any]:
-    """Check one tokenizer file; raises TokenizerFileError when it cannot be read."""
+    """Check one tokenizer file; raises TokenizerFileError when it cannot be read, or crashes in decode."""
+    try:
+        return _check(path, text, random_cases, length, seed)
+    except BaseException as error:
+        if not is_crash(error):
+            raise
+        raise TokenizerFileError(
+            f"{path}: the tokenizer crashes in its own decode: {error}; mend its decoder"
+        ) from None
+
+
+def _check(path: str, text: str, random_cases: int, length: int, seed: int) -> dict[str, Any]:
     table = TokenTable.compile(path)
     tokenizer, _ = load_tokenizer(path)
     decoder = Decoder(table, TokenizerText(tokenizer) if table.fallback else None)

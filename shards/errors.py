@@ -11,3 +11,11 @@ class TableError(ValueError):
 
 class BadRegistration(ValueError):
     """A request's decode options cannot be served; the message is fit for the client."""
+
+
+def is_crash(error: BaseException) -> bool:
+    """Whether the tokenizer library crashed.
+
+    Its crashes derive from BaseException, under a name that it does not export.
+    """
+    return type(error).__name__ == "PanicException"

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .pipeline import BYTE_TOKEN
+from .errors import is_crash
+from .pipeline import BYTE_TOKEN, names
+from .table import decoder_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,6 +27,8 @@ MAX_PENDING = 8
 # Of them, the last ones may be the beginning of a character.
 OPEN = 3
 MAX_CONTEXT = 16
+# A run of byte tokens waits for its end, which decides what its first byte becomes; but no longer than this.
+MAX_RUN = 256
 REPLACEMENT = "\ufffd"
 
 
@@ -33,18 +37,19 @@ class TokenizerText:
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
-        vocab = tokenizer.get_vocab(with_added_tokens=True)
-        self._known: NDArray[np.bool_] = np.zeros(max(vocab.values(), default=-1) + 1, dtype=np.bool_)
-        self._known[list(vocab.values())] = True
-        self._plain = self._known.copy()
+        ids = range(max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+        # Not the vocabulary's own ids: of a piece that is in it twice, it has one.
+        tokens = [tokenizer.id_to_token(token) for token in ids]
         special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-        for content, token in vocab.items():
-            if content in special:
-                self._plain[token] = False
+        self._known: NDArray[np.bool_] = np.array([token is not None for token in tokens], dtype=np.bool_)
+        self._plain = self._known & np.array([token not in special for token in tokens], dtype=np.bool_)
         bytes_of = {
-            token: int(match[1], 16) for s, token in vocab.items() if (match := BYTE_TOKEN.fullmatch(s))
+            token: int(match[1], 16)
+            for token, content in enumerate(tokens)
+            if content and (match := BYTE_TOKEN.fullmatch(content))
         }
         self._inside = {token for token, byte in bytes_of.items() if 0x80 <= byte <= 0xBF}
+        self._runs = set(bytes_of) if "ByteFallback" in names(decoder_of(tokenizer)) else set()
         self.work = 0
         """Ids decoded so far: what the cost is linear in."""
 
@@ -76,14 +81,17 @@ class TokenizerText:
         kinds = self._plain if skip_special else self._known
         return 0 <= token < len(kinds) and bool(kinds[token])
 
+    def in_run(self, token: int) -> bool:
+        """Whether an id is a byte of a run, which is text only if all of it is UTF-8."""
+        return token in self._runs
+
     def decode(self, ids: list[int]) -> str:
         """Return the tokenizer's text for ids that all are text."""
         self.work += len(ids)
         try:
             text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         except BaseException as error:
-            # The library's crashes derive from BaseException, under a name that it does not export.
-            if type(error).__name__ != "PanicException":
+            if not is_crash(error):
                 raise
             log.error("the tokenizer crashed in its own decode of %s: %s", ids, error)
             return ""
@@ -117,18 +125,25 @@ class TextStream:
         if not self._text.is_text(token, self._skip):
             return ""
         self._pending.append(token)
-        text = self._text.decode(self._context + self._pending)
-        added = self._after_prefix(text)
-        if added and not added.endswith(REPLACEMENT):
-            self._advance(len(self._pending))
-            return added
-        if len(self._pending) < MAX_PENDING:
+        waiting = len(self._pending)
+        # A run's last byte decides what its first becomes. A long one gives out its whole characters.
+        in_run = self._text.in_run(token)
+        if in_run and waiting < MAX_RUN:
             return ""
-        # It may be no character's beginning at all: let go of all but the last few, and not in the middle of
-        # a character that the last few complete.
+        for done in range(waiting, waiting - OPEN - 1 if in_run else waiting - 1, -1):
+            added = self._after_prefix(self._text.decode(self._context + self._pending[:done]))
+            if added and not added.endswith(REPLACEMENT):
+                self._advance(done)
+                return added
+        return "" if waiting < MAX_PENDING else self._let_go()
+
+    def _let_go(self) -> str:
+        """Return the text of all that waits but the last few: it may be no character's beginning at all."""
+        text = self._text.decode(self._context + self._pending)
         last = done = len(self._pending) - OPEN
         head = self._text.decode(self._context + self._pending[:done])
-        while done > 1 and not text.startswith(head):
+        # Not in the middle of a character that the last few complete.
+        while done > max(1, last - OPEN - 1) and not text.startswith(head):
             done -= 1
             head = self._text.decode(self._context + self._pending[:done])
         if not text.startswith(head):

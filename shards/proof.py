@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import TokenizerFileError
+from .errors import TokenizerFileError, is_crash
 from .kernel import SKIP_SPECIAL, Kernel
 from .table import BYTE, CLEAN, ENTRY_BYTES, HEADER_BYTES, KNOWN, SPECIAL, TokenTable
 
@@ -45,8 +45,7 @@ def _decode_with(tokenizer: "Tokenizer", samples: list[list[int]], skip: bool) -
     try:
         texts: list[str] = tokenizer.decode_batch(samples, skip_special_tokens=skip)
     except BaseException as error:
-        # The library's crashes derive from BaseException, under a name that it does not export.
-        if type(error).__name__ != "PanicException":
+        if not is_crash(error):
             raise
         raise TokenizerFileError(
             f"the tokenizer crashes in its own decode: {error}; mend its decoder"

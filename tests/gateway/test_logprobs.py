@@ -47,3 +47,17 @@ def test_what_is_added_up_is_what_the_whole_would_be(chat: bool) -> None:
     nothing = LogprobsSum(chat, unknown, None)
     nothing.add(None, "", last=True)
     assert json.loads(msgspec.json.encode(nothing.json())) == whole(chat, None, "")
+
+
+def test_a_word_is_what_it_adds_to_a_text_and_not_what_it_is_alone() -> None:
+    """Decoded alone, a SentencePiece word has lost the space before it; its place and its bytes have not."""
+    words = {1: b" a", 2: b" cat"}
+    text, ids = " a a cat a", [1, 1, 2, 1]
+    columns = Columns(
+        output_logprobs=Flat(packed("<f4", *[-0.5] * 4), packed("<i4", *ids)), texts={1: "a", 2: "cat"}
+    )
+    rendered = CompletionLogprobs(words.get, None).render(columns, text, last=True)
+    assert rendered["text_offset"] == [0, 2, 4, 8]
+    assert rendered["tokens"] == ["a", "a", "cat", "a"]
+    shown = chat_logprobs(columns, words.get)["content"]
+    assert b"".join(bytes(token["bytes"]) for token in shown).decode() == text

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_tokenizer.py"
 
@@ -45,4 +46,17 @@ def test_a_file_that_is_no_tokenizer_does_not_hide_the_others(
     done = check(tmp_path / "none.json", tokenizer_path("no_decoder"), "--json", "--random", 4)
     assert done.returncode == 2
     assert "none.json" in done.stderr
+    assert json.loads(done.stdout)["mismatches"] == 0
+
+
+def test_a_tokenizer_that_crashes_does_not_hide_the_others(
+    tmp_path: Path, tokenizer_path: Callable[[str], Path]
+) -> None:
+    """Strip takes more from a token's end than it has; the second step leaves it without a table."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.decoder = decoders.Sequence([decoders.Strip("a", 0, 2), decoders.CTC()])
+    tokenizer.save(str(tmp_path / "crashes.json"))
+    done = check(tmp_path / "crashes.json", tokenizer_path("no_decoder"), "--json", "--random", 4)
+    assert done.returncode == 2
+    assert "crashes.json: the tokenizer crashes in its own decode" in done.stderr
     assert json.loads(done.stdout)["mismatches"] == 0

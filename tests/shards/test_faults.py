@@ -265,17 +265,25 @@ def test_what_waits_is_not_let_go_of_inside_a_character_that_it_completes() -> N
 # ---- a long run of byte tokens
 
 
-def test_a_long_run_of_byte_tokens_flows(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
+def test_a_long_run_of_byte_tokens_flows(name: str, table_of: Tables, tokenizer_of: Tokenizers) -> None:
     """A run is held whole, since its last byte decides what it is; past 256 bytes what is whole flows."""
-    of_byte = byte_ids(tokenizer_of("metaspace_bpe"))
+    of_byte = byte_ids(tokenizer_of(name))
     ids = [of_byte[byte] for byte in "한".encode() * 400]
-    driver = Driver(table_of("metaspace_bpe"))
+    driver = Driver(table_of(name))
+    before = driver.decoder.totals()["work"]  # of a tokenizer that other tests have, too
     route = driver.start()
     for token in ids:
         driver.step([(route, [token])])
     assert len(driver.heard[route].text) >= len(ids) - 256
     driver.step([(route, [])], {route: FinishReason.length(len(ids))})
     assert driver.heard[route].text.decode() == "한" * 400
+    # One that is no text flows, too.
+    route = driver.start()
+    for _ in range(1000):
+        driver.step([(route, [of_byte[0xBF]])])
+    assert len(driver.heard[route].text) >= 3 * (1000 - 256)
+    assert driver.decoder.totals()["work"] - before <= 20 * (len(ids) + 1000)
 
 
 # ---- what comes in is not trusted

@@ -2,15 +2,16 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from outfeed.ring.frames import DecodeOptions
 from outfeed.shards.table import TokenTable
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 
 from .conftest import NAMES, WITH_TABLE
 from .driver import Driver, every_cut
-from .tokenizers_here import TEXT
+from .tokenizers_here import TEXT, byte_ids
 
 Tables = Callable[[str], TokenTable]
 Tokenizers = Callable[[str], Tokenizer]
@@ -54,3 +55,34 @@ def test_ids_that_are_no_tokens_decode_to_nothing(table_of: Tables, tokenizer_of
     heard = driver.stream([-1, a, 129280, 2**31 - 1, -(2**31), b], [1, 2, 3])
     assert heard.text.decode() == tokenizer_of("deepseek").decode([a, b])
     assert len(heard.ids) == heard.generated == 6
+
+
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
+def test_runs_of_byte_tokens_cut_anywhere(name: str, table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """A run is text or U+FFFD throughout, with a table and without one: its last byte decides."""
+    tokenizer = tokenizer_of(name)
+    rng, of_byte = random.Random(5), byte_ids(tokenizer)
+    words = tokenizer.encode("The quick brown fox", add_special_tokens=False).ids
+    driver, broken = Driver(table_of(name)), 0
+    for _ in range(60):
+        raw = [rng.choice(["e", "\n", "é", "日", "👍"]).encode() for _ in range(rng.randint(1, 12))]
+        raw[-1] = raw[-1][: rng.randint(1, 4)]
+        ids = [*words, *(of_byte[byte] for byte in b"".join(raw)), *words][: 60 if rng.random() < 0.5 else -4]
+        want = tokenizer.decode(ids)
+        broken += "\ufffd" in want
+        for cuts in ([], list(range(1, len(ids))), [len(ids) // 2]):
+            assert driver.stream(ids, cuts).text.decode() == want, ids
+    assert 10 < broken < 50
+
+
+def test_a_piece_that_is_in_the_vocabulary_twice(tmp_path: Path) -> None:
+    """Both ids are text, with a table and without one."""
+    pieces = [("<unk>", 0.0), ("the", 0.0), ("fox", 0.0), ("the", 0.0)]
+    for decoder, fallback in ((decoders.Metaspace(), False), (decoders.WordPiece(), True)):
+        tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+        tokenizer.decoder = decoder
+        file = tmp_path / f"{fallback}.json"
+        tokenizer.save(str(file))
+        table = TokenTable.compile(file)
+        assert table.fallback == fallback
+        assert Driver(table).stream([1, 2, 3]).text.decode() == tokenizer.decode([1, 2, 3])
