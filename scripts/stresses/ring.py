@@ -288,20 +288,24 @@ def build(folder: Path, name: str, compiler: str, *flags: str) -> Path | None:
 
 def plans(seconds: float, seed: int, corpus: Path) -> list[tuple[str, str, str, list[str], list[object]]]:
     """Return what to build and how to run it: (what, C file, compiler, flags, arguments)."""
-    milliseconds = int(seconds * 1000 / 3)
+    milliseconds = int(seconds * 1000 / 4)
     threads: list[object] = [seed, milliseconds]
     memory = "-fsanitize=address,undefined"
+    replayed: list[object] = [seed, milliseconds, *sorted(corpus.iterdir())]
+    torn = ["-DSTANDALONE", "-DTORN", "-O0", f"-I{ROOT / 'tests'}", memory]
+    torn.append("-fsanitize-coverage=trace-pc-guard,trace-loads")
     if shutil.which("clang"):
         limits = ["-max_total_time=" + str(milliseconds // 1000 + 1), "-timeout=10", "-max_len=2048"]
         fuzz = ("fuzz", "fuzz", "clang", ["-fsanitize=fuzzer,address,undefined"])
         words: list[object] = [*limits, f"-seed={seed}", "grown", corpus]
     else:
         fuzz = ("fuzz", "fuzz", "gcc", ["-DSTANDALONE", memory])
-        words = [seed, milliseconds, *sorted(corpus.iterdir())]
+        words = replayed
     return [
         ("threads_tsan", "stress", "gcc", ["-fsanitize=thread"], threads),
         ("threads_asan", "stress", "gcc", [memory], threads),
         (*fuzz, words),
+        ("torn", "fuzz", "clang", torn, replayed),
     ]
 
 

@@ -7,6 +7,9 @@
 
 /* One call's text, all rows together. A frame cannot carry more; what would, fails its request alone. */
 #define TEXT_MAX ((size_t)64 << 20)
+#ifndef TEXT_FIRST
+#define TEXT_FIRST 4096 /* room for text to begin with; tests have it grow from less */
+#endif
 
 typedef struct {
     uint8_t *at;

@@ -82,7 +82,7 @@ bool table_open(table *out, const uint8_t *base, size_t len);
 
 static inline table_token table_get(const table *t, int32_t id, bool first)
 {
-    table_token token = {NULL, 0, 0};
+    table_token token = {(const uint8_t *)"", 0, 0};
     if ((uint32_t)id >= t->ids) return token; /* negative ids are large here */
     const table_entry *entry = (first && t->firsts ? t->firsts : t->entries) + (uint32_t)id;
     uint8_t len = table_load8(&entry->len), flags = table_load8(&entry->flags);

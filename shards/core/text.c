@@ -9,7 +9,7 @@ bool text_room(struct ofs_shard *shard, size_t n)
     text_buffer *text = &shard->text;
     if (text->cap - text->len >= n) return true;
     if (n > TEXT_MAX || text->len + n > TEXT_MAX) return false;
-    size_t cap = text->cap ? text->cap : 4096;
+    size_t cap = text->cap ? text->cap : TEXT_FIRST;
     while (cap < text->len + n) cap *= 2;
     uint8_t *at = realloc(text->at, cap);
     if (!at) return false;

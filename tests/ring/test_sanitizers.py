@@ -10,6 +10,14 @@ from pathlib import Path
 import pytest
 
 CompileC = Callable[..., Path]
+TESTS = Path(__file__).parents[1]
+TORN = (
+    "-DSTANDALONE",
+    "-DTORN",
+    "-O0",
+    f"-I{TESTS}",
+    "-fsanitize-coverage=trace-pc-guard,trace-loads",
+)
 CORPUS = Path(__file__).parent / "corpus"
 
 
@@ -39,7 +47,12 @@ def test_threads_on_one_ring(compile_c: CompileC, tmp_path: Path, sanitizer: str
 
 def test_any_bytes_with_gcc(compile_c: CompileC, tmp_path: Path) -> None:
     program = compile_c("fuzz", "-DSTANDALONE", "-fsanitize=address,undefined")
-    assert "runs" in run(program, 7, 3000, *sorted(CORPUS.iterdir()), folder=tmp_path)
+    assert "runs" in run(program, 7, 1500, *sorted(CORPUS.iterdir()), folder=tmp_path)
+
+
+def test_bytes_that_change_between_two_looks_at_them(compile_c: CompileC, tmp_path: Path) -> None:
+    program = compile_c("fuzz", *TORN, "-fsanitize=address,undefined", compiler="clang")
+    assert "runs" in run(program, 7, 1500, *sorted(CORPUS.iterdir()), folder=tmp_path)
 
 
 def test_any_bytes_with_libfuzzer(compile_c: CompileC, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@
  * allocation, with AddressSanitizer around it) and hand out frames that lie in their lane's area.
  *
  * Built with clang's -fsanitize=fuzzer this is a libFuzzer target. Built with -DSTANDALONE by any compiler
- * it replays the corpus files it is given and then mutates them: fuzz SEED MILLISECONDS FILE... */
+ * it replays the corpus files it is given and then mutates them: fuzz SEED MILLISECONDS FILE... Built with -DTORN
+ * (tests/torn.h) the segment also changes within a call, between any two looks at a word. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -14,6 +15,13 @@
 #include <time.h>
 
 #include "api.h"
+
+#ifdef TORN
+#include "torn.h"
+#define WHOLE(condition) MUST(1) /* what holds only of memory that stays as it is */
+#else
+#define WHOLE(condition) MUST(condition)
+#endif
 
 enum { LANES = 2, CONSUMERS = 2, CAPACITY = 4096, LIMIT = 64, MOST_STEPS = 400 };
 
@@ -166,7 +174,9 @@ static void look(world *w, input *in) {
     if (i % 4 == 3) {
         i = (i / 4) % w->ring.consumers;
         if (w->reader) drop_reader(w);
-        MUST(consumer_detach(&w->ring, i, consumer_owner(&w->ring, i), 5) == RING_OK);
+        int code = consumer_detach(&w->ring, i, consumer_owner(&w->ring, i), 5);
+        WHOLE(code == RING_OK);
+        (void)code;
     }
 }
 
@@ -202,9 +212,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     MUST(ring_check(base, w.bytes, &w.ring, found) == RING_OK);
     claim_writer(&w, 0);
     claim_reader(&w, 0);
+#ifdef TORN
+    torn_begin(base, w.bytes, size + (size ? data[size / 2] : 0));
+#endif
     for (int i = 0; i < MOST_STEPS && in.at < in.end; i++) step(&w, &in);
     drop_writer(&w);
     drop_reader(&w);
+#ifdef TORN
+    torn_begin(NULL, 0, 0);
+#endif
     return 0;
 }
 

@@ -4,7 +4,8 @@
  *
  * Built from the very sources of shards/core. What it checks beyond memory: text is UTF-8 and ends where it says,
  * row counts add up, a body that is packed has the length it says, and of a request at most 3 bytes of an
- * incomplete character, and 256 of a run of byte tokens, wait.
+ * incomplete character, and 256 of a run of byte tokens, wait. Built with -DTORN (tests/torn.h) tables also change
+ * between any two looks at a number in them.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,6 +16,10 @@
 
 #include "table.h"
 #include "utf8.h"
+
+#ifdef TORN
+#include "torn.h"
+#endif
 
 #define IDS 400u
 #define SLOTS 24u
@@ -215,6 +220,10 @@ static void one_run(void)
     for (uint32_t n = damaged ? 1 + rnd(6) : 0; n; n--)
         table[rnd(2) ? rnd(TABLE_HEADER) : rnd((uint32_t)size)] = (uint8_t)rnd(256);
     if (damaged && rnd(8) == 0) size = rnd((uint32_t)size + 1);
+#ifdef TORN
+    damaged = true;
+    torn_begin(table, size, state);
+#endif
     int error;
     ofs_shard *shard = ofs_new(table, size, &error);
     for (uint32_t n = shard ? 150 : 0; n; n--) {
@@ -236,6 +245,9 @@ static void one_run(void)
         REQUIRE(ofs_total(shard).live == 0 && ofs_total(shard).pages == 0);
     }
     ofs_free(shard);
+#ifdef TORN
+    torn_begin(NULL, 0, 0);
+#endif
     free(table);
 }
 
