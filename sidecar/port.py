@@ -40,7 +40,7 @@ from ..ring.instance import Instance, InstanceGone
 from ..ring.route import format_route, reader_of
 from .endings import NOBODY, Endings, Finishes, checked
 from .rows import RowTable, UnknownRoute
-from .steps import StepWriter, column
+from .steps import StepWriter, column, in_order
 
 log = logging.getLogger(__name__)
 
@@ -293,15 +293,13 @@ class SchedulerPort:
         timeout: float,
     ) -> int:
         """Push a step that is not plain arrays alone; return its stamp."""
-        if isinstance(families, Mapping):
-            families = [families.get(kind) for kind in Kind]
         columns = (
             column(routes, np.uint64, "routes"),
             column(ids, np.int32, "ids"),
             None if counts is None else column(counts, np.uint32, "counts"),
         )
         if families:
-            return self._steps.push_with_families(*columns, ended, families, timeout)
+            return self._steps.push_with_families(*columns, ended, in_order(families), timeout)
         return self._push(*columns, endings, timeout)
 
     def _orphans(self, reader: int) -> list[Abort]:
