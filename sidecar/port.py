@@ -206,7 +206,7 @@ class SchedulerPort:
         if stamp >= self._beat_due:
             self._beat(stamp)
 
-    def push_result(self, route: int, body: bytes, *, timeout: float = 1.0) -> None:
+    def push_result(self, route: int, body: bytes | bytearray | memoryview, *, timeout: float = 1.0) -> None:
         """Answer a Control with `body`, which reaches its handler unchanged.
 
         Raises:
@@ -224,7 +224,7 @@ class SchedulerPort:
                 f"{format_route(route)} is no control request: end it with push_tokens and a finish reason, "
                 "or with push_error"
             )
-        self._finish(Result(route, body), timeout)
+        self._finish(Result(route, bytes(body)), timeout)
 
     def push_error(self, route: int, status: int, type: str, message: str, *, timeout: float = 1.0) -> None:
         """End a request with an error: an HTTP status (400 to 599), a short type, a message for people.

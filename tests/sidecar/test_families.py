@@ -12,6 +12,9 @@ from outfeed.sidecar import Family, Kind, SchedulerPort, flat_family, hidden_fam
 from .conftest import Bench
 
 A, B = make_route(0, 0, 1, 1), make_route(0, 0, 2, 1)
+ODD: Any = {}
+HALF: Any = 1.5
+MISSING: Any = None
 LOGPROBS, TOP, HIDDEN = Kind.OUTPUT_LOGPROBS, Kind.OUTPUT_TOP_LOGPROBS, Kind.HIDDEN_STATES
 
 
@@ -49,9 +52,9 @@ def pushed(bench: Bench, families: Any) -> Batch:
         (lambda: flat_family([(0, [-1, -2], [5, 6]), (1, [-0.5], [1 << 31])]), r"ids\[2\] is 2147483648"),
         (lambda: flat_family([(1, ["-0.5"], [7])]), "values have dtype <U4: expected numbers"),
         (lambda: flat_family([(1, [-0.5j], [7])]), "values have dtype complex128: expected numbers"),
-        (lambda: flat_family([(1, [{}], [7])]), "values: .*: expected numbers, or None"),
+        (lambda: flat_family([(1, [ODD], [7])]), "values: .*: expected numbers, or None"),
         (lambda: flat_family([(-1, [-0.5], [7])]), r"rows \[-1\]: .*: expected whole numbers from 0"),
-        (lambda: flat_family([(1.5, [-0.5], [7])]), r"rows \[1.5\]: .*: expected whole numbers from 0"),
+        (lambda: flat_family([(HALF, [-0.5], [7])]), r"rows \[1.5\]: .*: expected whole numbers from 0"),
         (lambda: flat_family([(1, OnTheGpu(), [7])]), r"row 1 .* cuda:0 .*give .float\(\).cpu\(\).numpy\(\)"),
         (lambda: ragged_family([(1, [([-1, -2], [7]), ([-3], [8, 9])])]), "row 1 has 2 values for 1 ids"),
         (lambda: hidden_family([(1, np.zeros(4))]), r"row 1 have shape \(4,\): expected \(vectors, width\)"),
@@ -94,7 +97,7 @@ def test_numbers_of_any_kind_arrive_as_they_are(bench: Bench) -> None:
             LOGPROBS: flat_family(
                 [(0, np.array([-0.5, -np.inf], np.float16), [5, 6]), (1, (-7,), np.array([7], np.uint8))]
             ),
-            Kind.INPUT_LOGPROBS: flat_family([(0, [None, -1], np.arange(2)), (1, [], [])]),
+            Kind.INPUT_LOGPROBS: flat_family([(0, [MISSING, -1], np.arange(2)), (1, [], [])]),
             TOP: ragged_family([(0, [None, ([], [])]), (1, [(np.array([-1, -2]), [7, 1 << 30])])]),
             HIDDEN: hidden_family([(1, np.arange(12.0).reshape(2, 6)[:, ::2])]),
         },
