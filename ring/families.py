@@ -18,6 +18,7 @@ NaN. Each family's header entry is the three numbers that size it: [k, p, e], [k
 [k, m, bytes]; nil when it is absent.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final
@@ -36,6 +37,9 @@ I32_TYPE: Final = np.dtype("<i4")
 F32_TYPE: Final = np.dtype("<f4")
 
 MAX_COUNT: Final = (1 << 31) - 1
+_NOTHING: Final = np.empty(0, I32_TYPE)
+# What numpy raises for what is no array, and torch for a tensor that it does not hand out.
+_UNREADABLE: Final = (TypeError, ValueError, RuntimeError)
 
 _sum: Final = lib.outfeed_sum_u32
 _ascends: Final = lib.outfeed_ascending_u32
@@ -172,15 +176,19 @@ def wanted_ids(families: Families, rows: ArrayLike, of: int) -> I32:
 
 
 def flat_family(rows: Iterable[tuple[int, ArrayLike, ArrayLike]]) -> Family | None:
-    """Build output or input logprobs from (row, values, ids), rows ascending; None when there are none."""
-    listed = [(row, np.asarray(values, F32_TYPE), np.asarray(ids, I32_TYPE)) for row, values, ids in rows]
+    """Build output or input logprobs from (row, values, ids), rows ascending; None when there are none.
+
+    A value of None is NaN. Raises BadColumns, as all makers here: not as many values as ids, no numbers, no
+    whole numbers of their types.
+    """
+    listed = [(row, _pair(row, values, ids)) for row, values, ids in rows]
     if not listed:
         return None
     return Family(
-        np.array([row for row, _, _ in listed], U32_TYPE),
-        np.array([len(values) for _, values, _ in listed], U32_TYPE),
-        np.concatenate([values for _, values, _ in listed]),
-        np.concatenate([ids for _, _, ids in listed]),
+        _rows([row for row, _ in listed]),
+        np.array([len(values) for _, (values, _) in listed], U32_TYPE),
+        _real([values for _, (values, _) in listed]),
+        _whole([ids for _, (_, ids) in listed]),
     )
 
 
@@ -192,35 +200,109 @@ def ragged_family(
     if not listed:
         return None
     entries = [
-        (np.empty(0, F32_TYPE), np.empty(0, I32_TYPE))
-        if position is None
-        else (np.asarray(position[0], F32_TYPE), np.asarray(position[1], I32_TYPE))
-        for _, positions in listed
+        (_NOTHING, _NOTHING) if position is None else _pair(row, *position)
+        for row, positions in listed
         for position in positions
     ]
     return Family(
-        np.array([row for row, _ in listed], U32_TYPE),
+        _rows([row for row, _ in listed]),
         np.array([len(positions) for _, positions in listed], U32_TYPE),
-        np.concatenate([np.empty(0, F32_TYPE), *(values for values, _ in entries)]),
-        np.concatenate([np.empty(0, I32_TYPE), *(ids for _, ids in entries)]),
+        _real([values for values, _ in entries]),
+        _whole([ids for _, ids in entries]),
         np.array([len(values) for values, _ in entries], U32_TYPE),
     )
 
 
 def hidden_family(rows: Iterable[tuple[int, ArrayLike]]) -> Family | None:
     """Build hidden states from (row, f32[vectors, width]); all rows have one width."""
-    listed = [(row, np.asarray(vectors, F32_TYPE)) for row, vectors in rows]
+    listed = []
+    for row, given in rows:
+        try:
+            vectors = np.asarray(given)
+        except _UNREADABLE as error:
+            raise _unreadable(row, error) from error
+        if vectors.ndim != 2:
+            raise BadColumns(
+                f"hidden states of row {row} have shape {vectors.shape}: expected (vectors, width)"
+            )
+        listed.append((row, vectors))
     if not listed:
         return None
     widths = {vectors.shape[1] for _, vectors in listed}
     if len(widths) != 1:
-        raise ValueError(f"hidden states of one batch have widths {sorted(widths)}; expected one")
+        raise BadColumns(f"hidden states of one batch have widths {sorted(widths)}; expected one")
     return Family(
-        np.array([row for row, _ in listed], U32_TYPE),
+        _rows([row for row, _ in listed]),
         np.array([len(vectors) for _, vectors in listed], U32_TYPE),
-        np.concatenate([vectors.reshape(-1) for _, vectors in listed]),
+        _real([vectors.reshape(-1) for _, vectors in listed]),
         width=widths.pop(),
     )
+
+
+def _pair(row: int, values: ArrayLike, ids: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return values and ids as arrays: numbers as they came, since converting all at once is cheaper."""
+    try:
+        found, named = np.asarray(values), np.asarray(ids)
+        if len(found) == len(named):
+            return found, named
+    except _UNREADABLE as error:
+        raise _unreadable(row, error) from error
+    raise BadColumns(f"row {row} has {len(found)} values for {len(named)} ids: expected one for each")
+
+
+def _unreadable(row: int, error: Exception) -> BadColumns:
+    return BadColumns(
+        f"row {row} has what numpy cannot read: {error} (of a torch tensor give .float().cpu().numpy())"
+    )
+
+
+def _rows(numbers: list[int]) -> U32:
+    try:
+        return np.frombuffer(array("I", numbers), U32_TYPE)
+    except (TypeError, OverflowError) as error:
+        raise BadColumns(f"rows {numbers}: {error}: expected whole numbers from 0") from error
+
+
+def _joined(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Join the columns of rows."""
+    try:
+        found = np.concatenate(parts) if parts else _NOTHING
+    except ValueError as error:
+        raise BadColumns(f"{name}: {error}") from error
+    if found.ndim != 1:
+        raise BadColumns(f"{name} have {found.ndim} dimensions: expected one")
+    return found
+
+
+def _real(parts: list[NDArray[Any]]) -> F32:
+    """Join values as f32."""
+    found = _joined("values", parts)
+    if found.dtype.kind not in "fiuO" and not np.can_cast(found.dtype, F32_TYPE, "same_kind"):
+        raise BadColumns(f"values have dtype {found.dtype}: expected numbers")
+    try:
+        return found.astype(F32_TYPE, copy=False)
+    except (TypeError, ValueError) as error:
+        raise BadColumns(f"values: {error}: expected numbers, or None") from error
+
+
+def _whole(parts: list[NDArray[Any]]) -> I32:
+    """Join ids as i32."""
+    found = _joined("ids", parts)
+    if found.dtype.kind not in "iu":  # an empty list is of floats for numpy
+        found = _joined("ids", [part for part in parts if part.size])
+        if found.dtype.kind not in "iu":
+            raise BadColumns(f"ids have dtype {found.dtype}: expected whole numbers")
+    return found if found.dtype == I32_TYPE else narrowed(found, I32_TYPE, "ids")
+
+
+def narrowed(found: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    """Return whole numbers as another type of such; BadColumns names the first that it cannot hold."""
+    narrow = found.astype(dtype, copy=False)
+    wrong = narrow != found
+    if wrong.any():
+        place, limits = int(wrong.argmax()), np.iinfo(dtype)
+        raise BadColumns(f"{name}[{place}] is {found[place]}: expected {limits.min} to {limits.max}")
+    return narrow
 
 
 def encode_family(
@@ -228,9 +310,9 @@ def encode_family(
 ) -> tuple[tuple[int, int, int], list[NDArray[Any]]]:
     """Return a family's header entry and columns; BadColumns when they do not fit."""
     name = Kind(kind).name.lower()
+    columns: list[NDArray[Any]] = [_typed(name, family.rows, U32_TYPE), _typed(name, family.counts, U32_TYPE)]
     k, positions = len(family.rows), _total(family.counts)
     _check_rows(name, family.rows, family.counts, batch_rows)
-    columns: list[NDArray[Any]] = [_typed(name, family.rows, U32_TYPE), _typed(name, family.counts, U32_TYPE)]
     if (family.lengths is not None) != (kind in RAGGED) or (family.ids is None) != (
         kind == Kind.HIDDEN_STATES
     ):
@@ -375,6 +457,8 @@ def _same(name: str, what: str, value: int, other: str, expected: int) -> None:
 
 
 def _typed(name: str, column: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if not isinstance(column, np.ndarray):
+        raise BadColumns(f"{name}: a column is a {type(column).__name__}, not an array of {dtype}")
     if column.dtype != dtype or column.ndim != 1:
         raise BadColumns(f"{name}: a column is {column.dtype}[{column.ndim}d], not {dtype}[1d]")
     return np.ascontiguousarray(column)

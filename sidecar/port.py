@@ -40,7 +40,7 @@ from ..ring.instance import Instance, InstanceGone
 from ..ring.route import format_route, reader_of
 from .endings import NOBODY, Endings, Finishes, checked
 from .rows import RowTable, UnknownRoute
-from .steps import StepWriter, column
+from .steps import StepWriter, column, in_order
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ class SchedulerPort:
         if stamp >= self._beat_due:
             self._beat(stamp)
 
-    def push_result(self, route: int, body: bytes, *, timeout: float = 1.0) -> None:
+    def push_result(self, route: int, body: bytes | bytearray | memoryview, *, timeout: float = 1.0) -> None:
         """Answer a Control with `body`, which reaches its handler unchanged.
 
         Raises:
@@ -224,7 +224,7 @@ class SchedulerPort:
                 f"{format_route(route)} is no control request: end it with push_tokens and a finish reason, "
                 "or with push_error"
             )
-        self._finish(Result(route, body), timeout)
+        self._finish(Result(route, bytes(body)), timeout)
 
     def push_error(self, route: int, status: int, type: str, message: str, *, timeout: float = 1.0) -> None:
         """End a request with an error: an HTTP status (400 to 599), a short type, a message for people.
@@ -293,15 +293,13 @@ class SchedulerPort:
         timeout: float,
     ) -> int:
         """Push a step that is not plain arrays alone; return its stamp."""
-        if isinstance(families, Mapping):
-            families = [families.get(kind) for kind in Kind]
         columns = (
             column(routes, np.uint64, "routes"),
             column(ids, np.int32, "ids"),
             None if counts is None else column(counts, np.uint32, "counts"),
         )
         if families:
-            return self._steps.push_with_families(*columns, ended, families, timeout)
+            return self._steps.push_with_families(*columns, ended, in_order(families), timeout)
         return self._push(*columns, endings, timeout)
 
     def _orphans(self, reader: int) -> list[Abort]:

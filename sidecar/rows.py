@@ -101,7 +101,7 @@ class RowTable:
 
     def is_control(self, route: int) -> bool:
         """Whether the request is live and a control request."""
-        return self._known(route, lib.outfeed_rows_live) == lib.OUTFEED_CONTROL
+        return bool(self._known(route, lib.outfeed_rows_live) == lib.OUTFEED_CONTROL)
 
     def advance(self, routes: NDArray[np.uint64], counts: NDArray[np.uint32] | None) -> Advanced:
         """Count a step's tokens in. Once the step is written, `count` it; when it is not, `retract` it.

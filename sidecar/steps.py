@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..ring import LaneWriter
 from ..ring.batch import encode_batch
-from ..ring.families import Families
+from ..ring.families import Families, Family, Kind, narrowed
 from ..ring.finish import FinishReason
 from ..ring.frames import Tag
 from ._push import Pusher
@@ -25,6 +25,8 @@ from .rows import RowTable, address
 
 MAX_ROWS: Final[int] = lib.OUTFEED_MAX_ROWS
 """Rows of one step at most."""
+_KINDS: Final = frozenset(Kind)
+_PER_TOKEN: Final = (Kind.OUTPUT_LOGPROBS, Kind.OUTPUT_TOP_LOGPROBS, Kind.OUTPUT_IDS_LOGPROBS)
 _CODES: Final[dict[Any, str]] = {np.uint64: "Q", np.uint32: "I", np.int32: "i"}
 
 
@@ -74,6 +76,7 @@ class StepWriter(Pusher):
             parts = encode_batch(
                 stamp, routes, step.first, each, step.prompt_tokens, ids, finishes, families=families
             )
+            check_positions(families, each)
             self._writer.write(Tag.BATCH, *parts, timeout=timeout)
         except BaseException:
             self._table.retract(routes, counts)
@@ -102,6 +105,40 @@ class StepWriter(Pusher):
         self._writer.native.refuse(code, Tag.BATCH, size, timeout)
 
 
+def in_order(families: Families | Mapping[Kind, Family | None]) -> Families:
+    """Return families by `Kind` as a list in its order.
+
+    Raises:
+        ValueError: a key is no Kind, or a family none.
+    """
+    if isinstance(families, Mapping):
+        if unknown := [kind for kind in families if kind not in _KINDS]:
+            raise ValueError(f"families names {unknown}: its keys are {', '.join(map(repr, Kind))}")
+        families = [families.get(kind) for kind in Kind]
+    for family in families:
+        if not isinstance(family, Family | None):
+            raise ValueError(
+                f"families has a {type(family).__name__}: make each with flat_family, ragged_family or "
+                "hidden_family"
+            )
+    return families
+
+
+def check_positions(families: Families, counts: NDArray[np.uint32]) -> None:
+    """Check that what says something of each output token says it of as many as the row has."""
+    for kind in _PER_TOKEN:
+        family = families[kind]
+        if family is None:
+            continue
+        wrong = np.flatnonzero(family.counts != counts[family.rows])
+        if wrong.size:
+            row, has = int(family.rows[wrong[0]]), int(family.counts[wrong[0]])
+            raise ValueError(
+                f"{kind.name.lower()}: row {row} has {has} positions for {int(counts[row])} tokens: give one "
+                "for each token of the row"
+            )
+
+
 def column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArray[Any]:
     """Return `values` as a contiguous one-dimensional array of `dtype`, the same one where it is one.
 
@@ -112,21 +149,16 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArra
         # What fails here fails again below, where it is said in the words of the column.
         with contextlib.suppress(TypeError, OverflowError):
             return np.frombuffer(array(_CODES[dtype], values), dtype)
-    found = np.asarray(values)
+    try:
+        found = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} cannot be read as an array: {error}") from error
     if found.ndim != 1:
-        raise ValueError(f"{name} has shape {found.shape}: expected one dimension")
-    if found.dtype == dtype:
-        return np.ascontiguousarray(found, dtype)
+        shape = f"has shape {found.shape}" if found.ndim else f"is a {type(values).__name__}"
+        raise ValueError(f"{name} {shape}: expected a list or an array of one dimension")
     if found.size and found.dtype.kind not in "iu":
-        raise ValueError(f"{name} has dtype {found.dtype}: expected whole numbers")
-    narrow = found.astype(dtype)
-    if found.dtype.kind == narrow.dtype.kind:
-        fits = bool((narrow == found).all())
-    else:  # the same bits may be another number, so neither may be negative
-        fits = bool(
-            (narrow.astype(found.dtype) == found).all() and (found >= 0).all() and (narrow >= 0).all()
-        )
-    if not fits:
         limits = np.iinfo(dtype)
-        raise ValueError(f"{name} has a value outside {limits.min}..{limits.max}")
-    return narrow
+        raise ValueError(
+            f"{name} has dtype {found.dtype}: expected whole numbers from {limits.min} to {limits.max}"
+        )
+    return np.ascontiguousarray(narrowed(found, np.dtype(dtype), name))

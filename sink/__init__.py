@@ -5,7 +5,16 @@ shards' internals or HTTP.
 """
 
 from .accumulate import Response, render_columns, request_error
-from .channel import SinkClosed, SinkEnded, SinkFull, SinkSender, SinkSource, SinkStatistics, open_sink
+from .channel import (
+    SinkBusy,
+    SinkClosed,
+    SinkEnded,
+    SinkFull,
+    SinkSender,
+    SinkSource,
+    SinkStatistics,
+    open_sink,
+)
 from .columns import Columns, Flat, Hidden, Ragged
 from .events import ChunkEvent, Control, Done, Error, Frame, Item
 from .reader import Progress, Reader, ReaderStatistics
@@ -25,6 +34,7 @@ __all__ = [
     "Reader",
     "ReaderStatistics",
     "Response",
+    "SinkBusy",
     "SinkClosed",
     "SinkEnded",
     "SinkFull",

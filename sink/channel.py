@@ -39,6 +39,10 @@ class SinkEnded(Exception):
     """The stream's last item was received before: there is nothing after it."""
 
 
+class SinkBusy(Exception):
+    """Somebody else waits on this source: it has one reader, which waits once at a time."""
+
+
 class SinkStatistics(msgspec.Struct, frozen=True):
     """A sink at one moment. Reading it stops nobody, so the numbers may be a moment apart."""
 
@@ -47,7 +51,7 @@ class SinkStatistics(msgspec.Struct, frozen=True):
     waiting_bytes: int
     """Bytes that wait."""
     sent: int
-    """Items sent so far."""
+    """Items sent so far, less those that a closing source dropped."""
     received: int
     """Items received so far; less than `sent` by what waits and what was merged."""
     merged: int
@@ -199,6 +203,9 @@ class Channel(ChannelFields):
             self.folded = None
             self.lock.release()
         self.limit = -1
+        waiter = self.waiter
+        if waiter is not None and not isinstance(waiter, CallbackWaiter):
+            wake((waiter,))  # who waits elsewhere is told
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None and not self.ended:
             on_gone()
@@ -207,7 +214,7 @@ class Channel(ChannelFields):
         """Return the counters as they are now."""
         return SinkStatistics(
             self.capacity,
-            max(0, self.sent - self.taken - self.freed),
+            0 if self.gone else max(0, self.sent - self.taken - self.freed),
             self.received + self.merged + len(self.fresh) + (self.folded is not None),
             self.received,
             self.merged,
@@ -248,6 +255,8 @@ class SinkSender:
                 if channel.gone or channel.ended:
                     raise SinkClosed("the stream is over")
                 waiter = channel.fail(item)
+            case _:
+                raise TypeError(f"a sink takes Frame, Done, Control and Error, not {type(item).__name__}")
         if waiter is not None:
             wake((waiter,))
 
@@ -268,7 +277,8 @@ class SinkSender:
 class SinkSource:
     """The handler's end: iterate it, from a task or from a thread.
 
-    Iteration ends after the item that ends the request (Done, Control or Error). Leaving a `with` or `async
+    One reader waits on it at a time: a second one gets SinkBusy. Iteration ends after the item that ends the
+    request (Done, Control or Error). Leaving a `with` or `async
     with` block, `close()`, cancelling a task that waits here, and dropping the last reference all mean the
     same: the handler is gone, and its request, if it still runs, is aborted at the scheduler.
     """
@@ -300,7 +310,8 @@ class SinkSource:
         """Wait for the next item, at most `timeout` seconds (then TimeoutError; the stream goes on).
 
         Being cancelled here counts as gone and closes the source; wait with `timeout`, not with
-        `asyncio.wait_for`, to do something else in between. Raises as `receive_nowait`.
+        `asyncio.wait_for`, to do something else in between. Raises as `receive_nowait`, also when the source
+        is closed elsewhere meanwhile, and SinkBusy.
         """
         item = self.receive_nowait()
         if item is not None:
@@ -309,13 +320,14 @@ class SinkSource:
         deadline = None if timeout is None else loop.time() + timeout
         while True:
             waiter = TaskWaiter(loop)
-            channel.waiter = waiter
-            item = self.receive_nowait()
-            if item is not None:
-                channel.waiter = None
-                return item
-            timer = None if deadline is None else loop.call_at(deadline, waiter.fire)
+            timer = None
+            self._wait_by(waiter)
             try:
+                item = self.receive_nowait()
+                if item is not None:
+                    return item
+                if deadline is not None:
+                    timer = loop.call_at(deadline, waiter.fire)
                 await waiter.future
             except asyncio.CancelledError:
                 self.close()
@@ -342,13 +354,14 @@ class SinkSource:
             if left <= 0:
                 raise TimeoutError(f"nothing arrived within {timeout} s")
             waiter = ThreadWaiter()
-            channel.waiter = waiter
-            item = self.receive_nowait()
-            if item is None:
+            self._wait_by(waiter)
+            try:
+                item = self.receive_nowait()
+                if item is not None:
+                    return item
                 waiter.wait(left)
-            channel.waiter = None
-            if item is not None:
-                return item
+            finally:
+                channel.waiter = None
 
     def call_when_ready(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         """Call `callback` in `loop` whenever something waits, instead of waiting here: no task, no future.
@@ -356,18 +369,27 @@ class SinkSource:
         The callback takes what it wants with `receive_nowait`; it is called again only for what is sent
         after it was called, perhaps taken by then, and not once it has taken the last item. What it raises
         goes to the loop's exception handler. Call this in `loop`. The callback keeps its source alive: close
-        it explicitly.
+        it explicitly. Another callback takes its place; SinkBusy while a task or a thread waits.
         """
 
         def unless_ended() -> None:
             if not self._ended:
                 callback()
 
+        if isinstance(self._channel.waiter, CallbackWaiter):
+            self._channel.waiter = None
         waiter = CallbackWaiter(loop, unless_ended)
-        self._channel.waiter = waiter
+        self._wait_by(waiter)
         if self._channel.fresh or self._channel.folded is not None:
             waiter.marked = True
             loop.call_soon(waiter.fire)
+
+    def _wait_by(self, waiter: Waiter) -> None:
+        there = self._channel.waiter
+        if there is not None:
+            who = {ThreadWaiter: "a thread", TaskWaiter: "a task", CallbackWaiter: "a callback"}[type(there)]
+            raise SinkBusy(f"{who} waits on this source already: let one reader pass the items on")
+        self._channel.waiter = waiter
 
     def close(self) -> None:
         """The handler is gone. What waits is dropped; the request, if it still runs, is aborted."""

@@ -6,6 +6,7 @@ other. The sender only marks waiters; `wake` fires them together, for asyncio wi
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 
@@ -23,7 +24,7 @@ class ThreadWaiter:
 
     def fire(self) -> None:
         """Let the thread go on."""
-        if self._gate.locked():
+        with contextlib.suppress(RuntimeError):  # fired before: a sender and who closes may both
             self._gate.release()
 
     def wait(self, timeout: float) -> bool:

@@ -122,17 +122,25 @@ def test_rows_come_as_anything_numpy_understands(bench: Bench, port: SchedulerPo
         (([], []), "1 to .* rows, not 0"),
         (([A], [1, 2]), "ids has 2 entries, the counts of 1 rows sum to 1"),
         (([A], [1], [1, 1]), "counts has 2 entries for 1 rows"),
-        (([A], [1.5]), "ids has dtype float64"),
-        (([A], [1 << 31]), "ids has a value outside"),
-        (([-1], [1]), "routes has a value outside"),
-        (([A], [1], [-1]), "counts has a value outside"),
-        (([[A]], [1]), r"routes has shape \(1, 1\)"),
+        (([A], [1.5]), "ids has dtype float64: expected whole numbers"),
+        (([A], np.array([True])), "ids has dtype bool: expected whole numbers"),
+        (([A, A], [1, 1 << 31]), r"ids\[1\] is 2147483648: expected -2147483648 to 2147483647"),
+        (([A], np.array([1 << 63], np.uint64)), r"ids\[0\] is 9223372036854775808: expected"),
+        (([A], np.array([-1 << 63], np.int64)), r"ids\[0\] is -9223372036854775808: expected"),
+        (([-1], [1]), r"routes\[0\] is -1: expected 0 to"),
+        (([1 << 64], [1]), "routes has dtype object: expected whole numbers from 0 to 18446744073709551615"),
+        (([A], [1], [-1]), r"counts\[0\] is -1: expected 0 to"),
+        (([A], [1], np.array([1 << 32])), r"counts\[0\] is 4294967296: expected 0 to"),
+        (([[A]], [1]), r"routes has shape \(1, 1\): expected a list or an array of one dimension"),
+        ((A, [1]), "routes is a int: expected a list"),
+        (({A}, [1]), "routes is a set: expected a list"),
+        (([A], [[1], [2, 3]]), "ids cannot be read as an array: "),
         (([0], [1]), "never received"),
         (([B], [1]), "never received"),
     ],
 )
 def test_a_step_that_does_not_fit_together_is_refused_whole(
-    bench: Bench, port: SchedulerPort, arguments: tuple[list[int], ...], message: str
+    bench: Bench, port: SchedulerPort, arguments: tuple[Any, ...], message: str
 ) -> None:
     bench.send(generate(A))
     port.recv()

@@ -18,12 +18,13 @@ from outfeed.sink import (
     Flat,
     Frame,
     Hidden,
+    SinkBusy,
     SinkClosed,
     SinkEnded,
     SinkFull,
     open_sink,
 )
-from outfeed.sink.waiting import wake
+from outfeed.sink.waiting import ThreadWaiter, wake
 
 
 def chunk(
@@ -287,6 +288,75 @@ def test_a_callback_that_fails_leaves_the_others_their_calls() -> None:
 
     asyncio.run(story())
     assert called == [0, 1, 2]
+
+
+@pytest.mark.parametrize("waiting_in", ["task", "thread"])
+def test_whoever_waits_when_the_source_is_closed_elsewhere_is_told(waiting_in: str) -> None:
+    sender, source = open_sink(1000)
+
+    async def story() -> None:
+        if waiting_in == "task":
+            reader = asyncio.ensure_future(source.receive())
+        else:
+            reader = asyncio.ensure_future(asyncio.to_thread(source.receive_sync))
+        while sender.channel.waiter is None:
+            await asyncio.sleep(0)
+        source.close()
+        with pytest.raises(SinkClosed, match="this source was closed"):
+            await asyncio.wait_for(reader, 30)
+
+    asyncio.run(story())
+
+
+def test_a_second_reader_is_refused_and_takes_nothing_from_the_first() -> None:
+    sender, source = open_sink(1000)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        first = asyncio.ensure_future(source.receive())
+        await asyncio.sleep(0)
+        with pytest.raises(SinkBusy, match="a task waits on this source already"):
+            await source.receive(30)
+        with pytest.raises(SinkBusy, match="a task waits"):
+            source.receive_sync(30)
+        with pytest.raises(SinkBusy, match="a task waits"):
+            source.call_when_ready(loop, lambda: None)
+        sender.try_send(Frame(chunk("a")))
+        assert await asyncio.wait_for(first, 30) == Frame(chunk("a"))
+
+        called: list[str] = []
+        source.call_when_ready(loop, partial(called.append, "replaced"))
+        source.call_when_ready(loop, partial(called.append, "there"))
+        with pytest.raises(SinkBusy, match="a callback waits"):
+            await source.receive(30)
+        sender.try_send(Frame(chunk("b", 1)))
+        await asyncio.sleep(0)
+        assert called == ["there"]
+
+    asyncio.run(story())
+
+
+def test_a_thread_that_is_woken_twice_goes_on_once() -> None:
+    waiter = ThreadWaiter()
+    waiter.fire()
+    waiter.fire()
+    assert waiter.wait(0)
+    assert not waiter.wait(0)
+
+
+def test_what_is_no_item_is_refused() -> None:
+    sender, source = open_sink(1000)
+    with pytest.raises(TypeError, match="takes Frame, Done, Control and Error, not ChunkEvent"):
+        sender.try_send(chunk("a"))  # type: ignore[arg-type]
+    assert source.receive_nowait() is None
+
+
+def test_a_closed_source_has_nothing_waiting() -> None:
+    sender, source = open_sink(1000)
+    sender.try_send(Frame(chunk("a")))
+    assert source.statistics().waiting_bytes == 5
+    source.close()
+    assert source.statistics().waiting_bytes == 0
 
 
 def test_a_cancelled_reader_of_the_stream_is_gone() -> None:
