@@ -227,6 +227,8 @@ class App:
         except BadRequest as error:
             raise in_the_clients_words(error, wanted.names) from None
         wanted.token_bytes = self.backend.token_bytes
+        if {**self.backend.model.defaults, **body["sampling_params"]}.get("skip_special_tokens") is not False:
+            wanted.skipped = self.backend.is_special
         if not wanted.stream:
             choices = [openai.ChoiceSum(wanted, index) for index in range(len(streams))]
             self._whole(exchange, body, streams, choices, lambda: openai.render_whole(wanted, choices))

@@ -75,6 +75,9 @@ class Backend(Protocol):
     def token_bytes(self, token: int) -> bytes | None:
         """Return which bytes a token stands for; None when that is not known."""
 
+    def is_special(self, token: int) -> bool:
+        """Whether text that skips special tokens has none of this one; False when that is not known."""
+
     def trouble(self) -> str | None:
         """Say why requests cannot be served now; None when they can."""
 
@@ -128,13 +131,21 @@ class FrontBackend:
 
     def token_bytes(self, token: int) -> bytes | None:
         """Return which bytes a token stands for; None when the instance has no table of them."""
+        table = self._tokens()
+        return None if table is None else table.bytes_of(token)
+
+    def is_special(self, token: int) -> bool:
+        """Whether text that skips special tokens has none of this one; False when there is no table."""
+        table = self._tokens()
+        return table is not None and table.is_special(token)
+
+    def _tokens(self) -> TokenTable | None:
         if self._table is None:
             try:
                 self._table = TokenTable.read(segment_name(self._front.instance.name, "tokens"))
             except (OSError, TableError) as error:
                 log.warning("the bytes of tokens are not known: %s", error)
-                return None
-        return self._table.bytes_of(token)
+        return self._table
 
     def trouble(self) -> str | None:
         """Say why requests cannot be served now; None when they can."""

@@ -19,6 +19,8 @@ _encode: Final = msgspec.json.Encoder().encode
 
 TokenBytes = Callable[[int], bytes | None]
 """Which bytes a token id stands for; None when that is not known."""
+Skipped = Callable[[int], bool]
+"""Whether a token id is left out of the output's text."""
 
 
 class Entry(NamedTuple):
@@ -47,12 +49,16 @@ Position = tuple[Entry, list[Entry] | None]
 class CompletionLogprobs:
     """The `logprobs` of one text completion, event by event.
 
+    skipped: which of the output's tokens its text has not.
     echo: the prompt's text, when the client gets it before the output: then its tokens are told too, if the
     scheduler tells of them.
     """
 
-    def __init__(self, token_bytes: TokenBytes, echo: str | None) -> None:
+    def __init__(
+        self, token_bytes: TokenBytes, echo: str | None, skipped: Skipped = lambda token: False
+    ) -> None:
         self._token_bytes = token_bytes
+        self._skipped = skipped
         self._echo = echo
         self._places = Offsets(len(echo or ""))
 
@@ -65,7 +71,12 @@ class CompletionLogprobs:
             echoed = columns.input_logprobs if self._echo is not None else None
             prompt = list(_positions(columns, echoed, columns.input_top_logprobs))
         places = Offsets().places(self._bytes(prompt), self._echo or "", last=True)
-        places += self._places.places(self._bytes(positions), text, last)
+        # Whoever waited for a skipped token's text would take what comes behind it for held back.
+        made = [
+            b"" if self._skipped(entry.token) else known
+            for (entry, _), known in zip(positions, self._bytes(positions), strict=True)
+        ]
+        places += self._places.places(made, text, last)
         both = prompt + positions
         return {
             "tokens": [entry.name for entry, _ in both],
@@ -102,13 +113,22 @@ def chat_logprobs(columns: Columns | None, token_bytes: TokenBytes) -> dict[str,
 
 
 class LogprobsSum:
-    """The `logprobs` of a whole choice, each event's rendered once, as it comes. `echo`: see there."""
+    """The `logprobs` of a whole choice, each event's rendered once, as it comes.
+
+    `echo`, `skipped`: as for one of its events.
+    """
 
     __slots__ = ("_completion", "_lists", "_token_bytes")
 
-    def __init__(self, chat: bool, token_bytes: TokenBytes, echo: str | None) -> None:
+    def __init__(
+        self,
+        chat: bool,
+        token_bytes: TokenBytes,
+        echo: str | None,
+        skipped: Skipped = lambda token: False,
+    ) -> None:
         self._token_bytes = token_bytes
-        self._completion = None if chat else CompletionLogprobs(token_bytes, echo)
+        self._completion = None if chat else CompletionLogprobs(token_bytes, echo, skipped)
         names = ("content",) if chat else ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         self._lists = {name: bytearray() for name in names}
 

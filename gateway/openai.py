@@ -18,7 +18,7 @@ from ..ingress.errors import BadRequest, show
 from ..ingress.fields import boolean
 from ..sink import ChunkEvent, Error
 from .answer import failure_event
-from .logprobs import CompletionLogprobs, LogprobsSum, TokenBytes, chat_logprobs
+from .logprobs import CompletionLogprobs, LogprobsSum, Skipped, TokenBytes, chat_logprobs
 from .naming import SAMPLING, names_of
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -40,6 +40,7 @@ class Wanted:
     """The client's name for each of `/generate`'s fields that it has another for."""
     echo: list[str] | None = None
     token_bytes: TokenBytes = lambda token: None
+    skipped: Skipped = lambda token: False
 
     def __post_init__(self) -> None:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -108,7 +109,9 @@ class OpenAIStream:
         echo = None if wanted.echo is None else wanted.echo[index]
         self._echo = echo or ""
         self._token_bytes = wanted.token_bytes
-        self._logprobs = CompletionLogprobs(wanted.token_bytes, echo) if wanted.logprobs else None
+        self._logprobs = (
+            CompletionLogprobs(wanted.token_bytes, echo, wanted.skipped) if wanted.logprobs else None
+        )
         self.usage = usage
         kind = b"chat.completion.chunk" if wanted.chat else b"text_completion"
         self._head = b'data: {"id":"%b","object":"%b","created":%d,"model":%b,"choices":[{"index":%d,%b' % (
@@ -198,7 +201,9 @@ class ChoiceSum:
     def __init__(self, wanted: Wanted, index: int) -> None:
         self.text = bytearray()
         echo = None if wanted.echo is None else wanted.echo[index]
-        self.logprobs = LogprobsSum(wanted.chat, wanted.token_bytes, echo) if wanted.logprobs else None
+        self.logprobs = (
+            LogprobsSum(wanted.chat, wanted.token_bytes, echo, wanted.skipped) if wanted.logprobs else None
+        )
         self.last: ChunkEvent | None = None
 
     def add(self, event: ChunkEvent) -> int:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from ..ring import logs
 from ..ring.board import (
     MAX_EACH,
@@ -236,7 +238,7 @@ def make_config(instance: str, args: argparse.Namespace, readers: int = 1) -> In
         model = model_values(args)
     except OptionError as error:
         raise LaunchError(str(error)) from None
-    return InstanceConfig(
+    config = InstanceConfig(
         instance=instance,
         tokenizer=find_tokenizer(args.tokenizer),
         shards=args.shards,
@@ -249,6 +251,11 @@ def make_config(instance: str, args: argparse.Namespace, readers: int = 1) -> In
         heartbeat_limit_s=limit,
         **model,
     )
+    try:
+        msgspec.json.encode(config)  # as the board is to hold it
+    except UnicodeEncodeError as error:
+        raise LaunchError(f"{error.object!r} is not UTF-8: give a name, or a path, that is") from None
+    return config
 
 
 def _lane_bytes(ring: str, size: int) -> int:

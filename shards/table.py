@@ -156,6 +156,13 @@ class TokenTable:
         blob = _HEADER.size + 16 * (ids + firsts)
         return bytes(self.buffer[blob + offset : blob + offset + long])
 
+    def is_special(self, token: int) -> bool:
+        """Whether text that skips special tokens has none of this one; False when there is no table."""
+        ids = _HEADER.unpack_from(self.buffer)[3]
+        if self.fallback or not 0 <= token < ids:
+            return False
+        return bool(self.buffer[_HEADER.size + ENTRY_BYTES * token + 1] & SPECIAL)
+
     @classmethod
     def open(cls, buffer: bytes | memoryview) -> "TokenTable":
         """Read a table from memory that someone else filled; raise TableError if it is none."""

@@ -98,6 +98,7 @@ class FakeBackend:
     aborted: list[str] = field(default_factory=list)
     why: str | None = None
     table: dict[int, bytes] = field(default_factory=dict)
+    special: set[int] = field(default_factory=set)
     sick: str | None = None
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     answer: bytes | Exception | None = b"{}"
@@ -142,6 +143,9 @@ class FakeBackend:
 
     def token_bytes(self, token: int) -> bytes | None:
         return self.table.get(token)
+
+    def is_special(self, token: int) -> bool:
+        return token in self.special
 
     def trouble(self) -> str | None:
         return self.why

@@ -49,6 +49,16 @@ def test_what_is_added_up_is_what_the_whole_would_be(chat: bool) -> None:
     assert json.loads(msgspec.json.encode(nothing.json())) == whole(chat, None, "")
 
 
+def test_nobody_waits_for_the_text_of_a_token_that_is_skipped() -> None:
+    """While nothing came behind it, it looked as if it were held back."""
+    table = {1: b"a", 2: b"<|x|>", 3: b"\xc3", 4: b"\xa9", 5: b"!"}
+    for skipped, want in (({2}, [0, 1, 1, 1, 2]), (set[int](), [0, 1, 6, 6, 7])):
+        one_by_one = LogprobsSum(False, table.get, None, skipped.__contains__)
+        for token, text in ((1, "a"), (2, "" if skipped else "<|x|>"), (3, ""), (4, "é"), (5, "!")):
+            one_by_one.add(share(token, None), text, last=token == 5)
+        assert json.loads(msgspec.json.encode(one_by_one.json()))["text_offset"] == want
+
+
 def test_a_word_is_what_it_adds_to_a_text_and_not_what_it_is_alone() -> None:
     """Decoded alone, a SentencePiece word has lost the space before it; its place and its bytes have not."""
     words = {1: b" a", 2: b" cat"}

@@ -248,6 +248,28 @@ def test_offsets_are_places_in_the_text_behind_the_echo(client: openai.OpenAI, r
     assert (text, tokens, offsets) == (done.text, told.tokens, told.text_offset)
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_special_token_takes_place_only_where_it_is_text(
+    skip: bool, client: openai.OpenAI, running: Running
+) -> None:
+    """This one is called what the next token says."""
+
+    def say(played: Played) -> None:
+        for token, text in ((6, "a"), (50, "" if skip else "é"), (7, ""), (8, "é"), (9, "!")):
+            value = np.array([-0.5], dtype="<f4").tobytes()
+            chosen = Flat(value, np.array([token], dtype="<i4").tobytes())
+            played.say(text, columns=Columns(chosen, texts={6: "a", 50: "é", 7: "\ufffd", 9: "!"}))
+        played.end("")
+
+    running.backend.script = say
+    running.backend.table, running.backend.special = {7: b"\xc3", 8: b"\xa9", 50: "é".encode()}, {50}
+    done = client.completions.create(
+        model="m", prompt="hi", logprobs=0, extra_body={"skip_special_tokens": skip}
+    ).choices[0]
+    assert done.logprobs is not None
+    assert done.logprobs.text_offset == ([0, 1, 1, 1, 2] if skip else [0, 1, 2, 2, 3])
+
+
 def test_a_piece_of_a_character_shows_its_own_bytes_or_none(client: openai.OpenAI, running: Running) -> None:
     running.backend.script = pieces
     for table, shown in (({7: b"\xc3", 8: b"\xa9"}, [[0xC3], [0xA9]]), ({}, [None, None])):

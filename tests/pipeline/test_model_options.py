@@ -106,6 +106,7 @@ def test_options_that_are_handed_on_say_the_same(tmp_path: Path) -> None:
         ("--context-length=0", None, ["--context-length 0", "1"]),
         ("--slots=1048577", None, ["--slots", "1048576"]),
         ("--served-model-name=", None, ["--served-model-name"]),
+        ("--served-model-name=\udcff", None, ["'\\udcff' is not UTF-8"]),
         ("--characters-per-token=0.5", None, ["--characters-per-token 0.5"]),
         ("--characters-per-token=nan", None, ["--characters-per-token nan"]),
         ("--sampling-defaults=/nowhere/at/all.json", None, ["/nowhere/at/all.json", "cannot be read"]),

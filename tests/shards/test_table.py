@@ -276,10 +276,12 @@ def test_every_token_has_bytes_and_nothing_else_has(
     shared = table_of(which).share(name)
     copied = TokenTable.read(name)
     decoder = Decoder(copied)
+    special = {token for token, made in tokenizer.get_added_tokens_decoder().items() if made.special}
     vocab = max(tokenizer.get_vocab().values()) + 1
     for token in [*range(vocab), -1, vocab, 1 << 30]:
         found = copied.bytes_of(token)
         assert found == shared.bytes_of(token)
+        assert copied.is_special(token) == (token in special)
         if token < 0 or tokenizer.id_to_token(token) is None:
             assert found is None
         else:
