@@ -28,7 +28,7 @@ from ..ring.errors import RingError, RingFull
 from ..ring.families import Family
 from ..ring.finish import FinishReason
 from ..ring.frames import PROMPT_TAIL, Abort, Control, Generate, LogprobOptions
-from ..ring.process import die_with_parent
+from ..ring.process import die_with_parent, fail, settle
 from .port import SchedulerPort
 from .replay_columns import logprob_families
 from .steps import MAX_ROWS
@@ -425,6 +425,7 @@ def load_corpus(tokenizer: Any, text: str) -> NDArray[np.int32]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the replay scheduler as a process of its own, until SIGTERM or the instance is gone."""
+    settle()
     parser = argparse.ArgumentParser(prog="replay", description="Serve an instance by replaying a text.")
     parser.add_argument("--instance", required=True)
     parser.add_argument("--tokenizer", required=True, metavar="PATH", help="the instance's tokenizer.json")
@@ -456,6 +457,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, RingError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        return fail("replay", error)
     return 0
 
 

@@ -108,11 +108,24 @@ def test_a_screen_shows_the_columns_that_fit_it(small_tokenizer: Path) -> None:
     instance = unique("top", NUMBERS)
     with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1"):
         shown = {width: top("--instance", instance, "--once", width=width).stdout for width in (80, 108, 127)}
+        _is_quiet_when_cut_short(instance)
     for width, text in shown.items():
         assert max(map(len, text.splitlines())) <= width
         assert "errors" in text
         assert ("aborts" in text) == (width >= 108)
         assert all((name in text) == (width >= 127) for name in ("stopped", "stale_rows"))
+
+
+def _is_quiet_when_cut_short(instance: str) -> None:
+    """As `top | head` does; without a terminal it prints one look after the other."""
+    command = [sys.executable, str(SCRIPTS / "top.py"), "--interval", "0.05", "--instance", instance]
+    cut = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert cut.stdout is not None
+    assert cut.stderr is not None
+    assert instance in cut.stdout.readline()
+    cut.stdout.close()
+    assert (cut.wait(60), cut.stderr.read()) in ((0, ""), (1, ""))  # rich's own way out is 1
+    cut.stderr.close()
 
 
 def test_a_name_is_needed_when_several_run_and_an_unknown_one_is_refused(small_tokenizer: Path) -> None:
