@@ -15,6 +15,7 @@ from typing import Any
 
 from outfeed.ring import Owner, Ring, RingStats
 from outfeed.ring.board import COUNTERS, BoardRow, Role
+from outfeed.ring.errors import RingError
 from outfeed.ring.instance import Instance, InstanceGone, running
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -141,7 +142,7 @@ def _attachable() -> Iterator[str]:
     for name in running():
         try:
             Instance.attach(name).close()
-        except InstanceGone:
+        except RingError:  # dead, another user's, another version's
             continue
         yield name
 

@@ -1,12 +1,15 @@
 """Top: what it shows of a real instance, whom it disturbs (nobody), and how it ends."""
 
+import fcntl
 import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +131,25 @@ def _is_quiet_when_cut_short(instance: str) -> None:
     cut.stderr.close()
 
 
+@contextmanager
+def somebody_elses(instance: str) -> Iterator[None]:
+    """An instance that runs and that we may not look at."""
+    path = Path(f"/dev/shm/outfeed-{instance}.board")
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        file.write(b"board")
+        file.flush()
+        path.chmod(0o644)
+        try:
+            yield
+        finally:
+            path.unlink()
+
+
 def test_a_name_is_needed_when_several_run_and_an_unknown_one_is_refused(small_tokenizer: Path) -> None:
     one, two = unique("top", NUMBERS), unique("top", NUMBERS)
     options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
-    with launched(one, *options), launched(two, *options):
+    with launched(one, *options), launched(two, *options), somebody_elses(unique("top", NUMBERS)):
         several = top("--once")
         unknown = top("--once", "--instance", "nobody")
     for refused in (several, unknown):
