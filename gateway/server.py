@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -28,7 +26,7 @@ from ..ingress.errors import BadRequest
 from ..ingress.request import MAX_TOP_LOGPROBS
 from ..ring import logs
 from ..ring.errors import RingError
-from ..ring.process import die_with_parent
+from ..ring.process import die_with_parent, fail, raise_file_limit, say, settle
 from .app import App, Options
 from .backend import Backend, FrontBackend
 from .chat import ChatTemplate, NoTemplate
@@ -168,7 +166,8 @@ async def serve(app: App, serving: Serving, ready: str = "", siblings: Siblings 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, draining.set)
     loop.add_signal_handler(signal.SIGINT, ending.set)
-    print(f"{ready}http://{serving.host}:{server.port}", flush=True)
+    host = f"[{serving.host}]" if ":" in serving.host else serving.host
+    say(f"{ready}http://{host}:{server.port}")
     waits = [loop.create_task(draining.wait()), loop.create_task(ending.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if draining.is_set() and not ending.is_set():
@@ -182,14 +181,6 @@ async def serve(app: App, serving: Serving, ready: str = "", siblings: Siblings 
     await server.stop()
     if siblings is not None:
         siblings.close()
-
-
-def raise_file_limit() -> None:
-    """Let this process have as many connections open as the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def port_number(text: str) -> int:
@@ -297,6 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_gateway_arguments(parser)
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
+    settle()
     args = parser.parse_args(argv)
     logs.start("reader" if args.reader is None else f"reader{args.reader}")
     if args.die_with_parent:
@@ -320,6 +312,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ServerError, NoTokenizer, RingError, IndexError, BadRequest) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        return fail("gateway", error)
+    except KeyboardInterrupt:  # before it served
+        return 130
     return 0
 
 

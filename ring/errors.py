@@ -8,7 +8,9 @@ __all__ = [
     "LaneOwned",
     "LockHeld",
     "NoRoom",
+    "NoSharedMemory",
     "NotARing",
+    "NotOurs",
     "OtherNamespace",
     "RingClosed",
     "RingError",
@@ -81,21 +83,41 @@ class CorruptLane(RingError):
         self.position = position
 
 
-class NoRoom(RingError):
-    """/dev/shm has too little room. `needed` and `free` are bytes, `remedy` says what to do."""
+class NoSharedMemory(RingError):
+    """/dev/shm cannot be used at all."""
 
-    def __init__(self, name: str, needed: int, free: int) -> None:
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"/dev/shm {what}: expected a tmpfs there that this user may write to (ls -ld /dev/shm; df -hi "
+            "/dev/shm); in a container give it one (--shm-size; Kubernetes: an emptyDir of medium Memory)"
+        )
+
+
+class NotOurs(RingError, PermissionError):
+    """The segment is another user's, or others may open it."""
+
+    def __init__(self, name: str, user: int, mode: int, me: int) -> None:
+        super().__init__(
+            f"segment {name!r} is of user {user}, mode {mode:04o}: expected one of this user ({me}) that "
+            "nobody else may open (0600); run all of an instance as one user, or take another --instance"
+        )
+
+
+class NoRoom(RingError):
+    """/dev/shm has too little room for `what`. `needed` and `free` are bytes, `remedy` says what to do."""
+
+    def __init__(self, what: str, needed: int, free: int) -> None:
         self.needed = needed
         self.free = free
         mib = -(-needed // (1 << 20))
         self.remedy = (
             "in a container start it with a larger --shm-size (Kubernetes: an emptyDir of medium Memory at "
-            "/dev/shm); on a host: mount -o remount,size=... /dev/shm; or ask for fewer "
-            "lanes or a smaller capacity"
+            "/dev/shm); on a host: mount -o remount,size=... /dev/shm; or ask for "
+            "less: smaller --request-bytes, --control-bytes, --step-bytes and --egress-bytes, fewer --shards "
+            "or --readers"
         )
         super().__init__(
-            f"segment {name!r} needs {needed} bytes ({mib} MiB) of /dev/shm, where {free} are free: "
-            f"{self.remedy}"
+            f"{what} needs {needed} bytes ({mib} MiB) of /dev/shm, where {free} are free: {self.remedy}"
         )
 
 

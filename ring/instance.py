@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from .board import Board, InstanceConfig, Phase, Role
-from .errors import RingError
+from .errors import NoRoom, RingError
 from .names import PREFIX, check_instance, doorbell_name, egress_name, is_doorbell, segment_name, split_name
 from .ring import Ring
-from .segment import SHM, in_use, listed, lock, sweep, unlink
+from .segment import SHM, folder, free_bytes, in_use, listed, lock, sweep, unlink
 
 STRAGGLERS_S: Final = 3.0
 LOOK_EVERY_NS: Final = 50_000_000
@@ -53,6 +53,7 @@ class Instance:
         Raises:
             InstanceRunning: a live process has that instance open.
             NoRoom: /dev/shm cannot hold it; nothing is left behind.
+            NoSharedMemory: there is none that can be used.
             BadInstanceName, BadCapacity: the configuration cannot be used.
         """
         check_instance(config.instance)
@@ -65,10 +66,12 @@ class Instance:
                     made.append(Ring.create(name, lanes=lanes, consumers=consumers, capacity=capacity))
                 # The board comes last: whoever can find the instance finds all of it.
                 return cls(Board.create(config), made)
-            except BaseException:
+            except BaseException as error:
                 for ring in made:
                     ring.unlink()
                     ring.close()
+                if isinstance(error, NoRoom) and (needed := _bytes(config)) > (free := free_bytes()):
+                    raise NoRoom(f"instance {config.instance!r}", needed, free) from None
                 raise
 
     @classmethod
@@ -78,6 +81,7 @@ class Instance:
         Raises:
             InstanceGone: there is none of that name, or its launcher is dead.
             OtherNamespace: it runs in another pid namespace.
+            NotOurs: it is another user's.
         """
         try:
             board = Board.attach(instance)
@@ -185,6 +189,11 @@ def _plan(config: InstanceConfig) -> Iterator[tuple[str, int, int, int]]:
         yield egress_name(config.instance, reader), config.shards, 1, config.egress_bytes
 
 
+def _bytes(config: InstanceConfig) -> int:
+    """Return what an instance's lanes take; its token table, of a size not known yet, comes on top."""
+    return sum(lanes * capacity for _, lanes, _, capacity in _plan(config))
+
+
 @contextlib.contextmanager
 def _register() -> Iterator[None]:
     """Hold the register: no instance is made or swept by another process meanwhile.
@@ -192,12 +201,12 @@ def _register() -> Iterator[None]:
     The lock is on the folder itself, so it leaves no file and a dead holder's lock is gone with it. Anybody
     may take one there: LockHeld is raised when that lasts.
     """
-    folder = os.open(SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    shm = folder()
     try:
-        lock(folder, fcntl.LOCK_EX, str(SHM), LONGEST_REGISTER_S)
+        lock(shm, fcntl.LOCK_EX, str(SHM), LONGEST_REGISTER_S)
         yield
     finally:
-        os.close(folder)
+        os.close(shm)
 
 
 def _is_live(instance: str) -> bool:

@@ -1,17 +1,110 @@
-"""What a process of an instance does about its own life: die when its parent dies.
+"""What a process of an instance does about its own life: starts from a known state, hears signals, speaks,
+and dies when its parent dies.
 
 Must not know what the process is for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
+import resource
+import select
 import signal
+import sys
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _libc = ctypes.CDLL(None, use_errno=True)
+
+OWN_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD})
+"""Signals that a process of an instance hears, each for itself."""
+
+_REMEDIES: Final = {
+    errno.EMFILE: "this process may open too few files: raise the limit (ulimit -n, LimitNOFILE=), or ask "
+    "for fewer readers or shards",
+    errno.EFBIG: "this process may not make files that large: raise the limit (ulimit -f)",
+    errno.ENFILE: "the machine has too few files to open: raise fs.file-max",
+    errno.ENOMEM: "there is too little memory for this process: raise its limit (ulimit -v, the "
+    "container's), or ask for smaller or fewer lanes",
+}
+"""What to do when the system refuses something, for what an instance meets in narrow places."""
+
+
+def settle() -> None:
+    """Undo what a careless parent leaves to its children; call it first in a process's `main`.
+
+    Standard streams that are closed become /dev/null, or the next file opened, which may be a ring, would
+    take their number, and whatever a library says would be written into it. Signals are heard again that the
+    parent had blocked; SIGCHLD is not ignored, which would lose how a child ended.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OWN_SIGNALS)
+
+
+class Signals:
+    """Signals as something to wait for. One per process, made in its main thread.
+
+    Handlers and a pipe, not a mask and sigwait: libraries (a BLAS, say) start threads that have not blocked
+    anything, and the kernel gives a process's signal to any thread that takes it.
+    """
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, lambda *_: None)
+
+    def wait(self, seconds: float) -> signal.Signals | None:
+        """Return the next signal, or None after `seconds`."""
+        if not select.select([self._read], [], [], seconds)[0]:
+            return None
+        return signal.Signals(os.read(self._read, 1)[0])
+
+
+def say(line: str) -> None:
+    """Print a line on stdout. That nobody reads it, or it cannot be written, is no reason to end."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        # What is left in the buffer must not be tried again at exit.
+        with contextlib.suppress(OSError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+
+
+def fail(command: str, error: OSError) -> int:
+    """Say what limit of the system a command met and return its exit status; raise what is none again."""
+    if (why := refusal(error)) is None:
+        raise error
+    print(f"{command}: {why}", file=sys.stderr)
+    return 2
+
+
+def refusal(error: OSError) -> str | None:
+    """Write what the system refused as one line, with what to do; None when it is no limit that we know."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{error}: {remedy}" if remedy else None
+
+
+def raise_file_limit() -> None:
+    """Let this process, and those it starts, have as many files and connections open as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def die_with_parent(parent: int) -> None:

@@ -21,9 +21,21 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from .errors import LockHeld, NoRoom, NotARing
+from .errors import LockHeld, NoRoom, NoSharedMemory, NotARing, NotOurs
 
-__all__ = ["Segment", "attach", "create", "discard", "in_use", "listed", "lock", "sweep", "unlink"]
+__all__ = [
+    "Segment",
+    "attach",
+    "create",
+    "discard",
+    "folder",
+    "free_bytes",
+    "in_use",
+    "listed",
+    "lock",
+    "sweep",
+    "unlink",
+]
 
 SHM = Path("/dev/shm")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
@@ -86,6 +98,20 @@ class Segment:
         self._drop()
 
 
+def folder() -> int:
+    """Open /dev/shm itself, for its lock or to make a name in it; raises NoSharedMemory."""
+    try:
+        return os.open(SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise NoSharedMemory(f"cannot be opened ({error.strerror})") from None
+
+
+def free_bytes() -> int:
+    """Return how many bytes of /dev/shm are free."""
+    room = os.statvfs(SHM)
+    return room.f_bavail * room.f_frsize
+
+
 def lock(fd: int, how: int, path: str, longest: float) -> None:
     """Take a flock that nobody is expected to withhold for long; any user may, on what it can open.
 
@@ -104,26 +130,33 @@ def lock(fd: int, how: int, path: str, longest: float) -> None:
 
 def _reserve(name: str, fd: int, size: int) -> None:
     """Give the file its pages now: a page that is missing later is a SIGBUS in whoever touches it."""
-    room = os.statvfs(SHM)
-    free = room.f_bavail * room.f_frsize
-    if size > free:
-        raise NoRoom(name, size, free)
+    if size > (free := free_bytes()):
+        raise NoRoom(f"segment {name!r}", size, free)
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM):
             raise
-        room = os.statvfs(SHM)
-        raise NoRoom(name, size, room.f_bavail * room.f_frsize) from error
+        raise NoRoom(f"segment {name!r}", size, free_bytes()) from error
+
+
+def _nameless() -> int:
+    try:
+        return os.open(SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise NoSharedMemory(f"takes no file ({error.strerror})") from None
 
 
 def create(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
     """Make segment `name` of `size` bytes, zeroed; `fill` writes what must be there before anyone sees it.
 
-    Raises FileExistsError when the name is taken, NoRoom when /dev/shm cannot hold it.
+    Raises FileExistsError when the name is taken, NoRoom when /dev/shm cannot hold it, NoSharedMemory when
+    no file can be made there.
     """
     path = _path(name)
-    fd = os.open(SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fd = _nameless()
     try:
         _reserve(name, fd, size)
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -133,12 +166,12 @@ def create(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
         raise
     try:
         fill(segment.memory)
-        folder = os.open(SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        shm = folder()
         try:
             # A folder makes CPython use linkat(2), the only call that follows /proc/self/fd/N.
-            os.link(f"/proc/self/fd/{fd}", path, dst_dir_fd=folder, follow_symlinks=True)
+            os.link(f"/proc/self/fd/{fd}", path, dst_dir_fd=shm, follow_symlinks=True)
         finally:
-            os.close(folder)
+            os.close(shm)
     except BaseException:
         segment.close()
         raise
@@ -148,20 +181,18 @@ def create(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
 def attach(name: str) -> Segment:
     """Map the segment `name`.
 
-    Raises FileNotFoundError when there is none, PermissionError when it is another user's or open to others,
+    Raises FileNotFoundError when there is none, NotOurs when it is another user's or open to others,
     NotARing when the name is not a plain file or an empty one, LockHeld.
     """
     # O_NONBLOCK: whatever has the name, opening it never waits.
-    fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError:
+        raise _not_ours(name, os.stat(_path(name), follow_symlinks=False)) from None
     try:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise PermissionError(
-                errno.EACCES,
-                f"segment of user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: expected one of "
-                f"this user ({os.geteuid()}) that nobody else may open (0600)",
-                name,
-            )
+            raise _not_ours(name, found)
         lock(fd, fcntl.LOCK_SH, _path(name), LONGEST_LOCK_S)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
@@ -174,6 +205,10 @@ def attach(name: str) -> Segment:
         raise
 
 
+def _not_ours(name: str, found: os.stat_result) -> NotOurs:
+    return NotOurs(name, found.st_uid, stat.S_IMODE(found.st_mode), os.geteuid())
+
+
 def unlink(name: str) -> None:
     """Remove the name. Who has the segment keeps it; a name that is gone already is fine."""
     with contextlib.suppress(FileNotFoundError):
@@ -181,12 +216,16 @@ def unlink(name: str) -> None:
 
 
 def listed(prefix: str) -> list[str]:
-    """Return the names in /dev/shm that start with `prefix`."""
-    return sorted(
-        entry.name
-        for entry in os.scandir(SHM)
-        if entry.is_file(follow_symlinks=False) and entry.name.startswith(prefix)
-    )
+    """Return the names in /dev/shm that start with `prefix`; raises NoSharedMemory."""
+    shm = folder()
+    try:
+        return sorted(
+            entry.name
+            for entry in os.scandir(shm)
+            if entry.name.startswith(prefix) and entry.is_file(follow_symlinks=False)
+        )
+    finally:
+        os.close(shm)
 
 
 def _lock_if_stale(name: str) -> int | None:

@@ -24,6 +24,7 @@ from outfeed.gateway.front import Front
 from outfeed.ring.board import Role
 from outfeed.ring.errors import RingError
 from outfeed.ring.finish import FinishReason
+from outfeed.ring.process import fail, say, settle
 from outfeed.shards.launcher import LaunchError, find_tokenizer
 from outfeed.sidecar.replay import load_corpus, load_text, replay_start
 from outfeed.sidecar.replay_columns import replay_logprobs, replay_top_logprobs
@@ -274,6 +275,7 @@ def print_summary(result: dict[str, Any], console: Console) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo from the command line."""
+    settle()
     args = parse(argv)
     console = Console()
     try:
@@ -281,11 +283,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PipelineError, LaunchError, RingError, ValueError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        return fail("demo", error)
     except KeyboardInterrupt:
         print("demo: stopped", file=sys.stderr)
         return 130
     if args.json:
-        print(json.dumps(result))
+        say(json.dumps(result))
     else:
         print_summary(result, console)
     wrong = result["mismatched"] + result["logprob_mismatches"] + result["leaked_segments"]

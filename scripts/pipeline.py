@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,26 @@ def demo_tokenizer() -> str:
     return str(Path(spec.origin).parent / "tokenizer.json")
 
 
+def hangup() -> tuple[signal.Signals, ...]:
+    """Return SIGHUP, which the end of a terminal sends, unless we are to survive that (nohup)."""
+    return () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+
+
+def stop_in_order() -> None:
+    """Have SIGTERM and SIGHUP end this process as Ctrl-C does, so that whoever started processes stops them.
+
+    Only where nobody has said otherwise; does nothing outside the main thread.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, *hangup()):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, interrupt)
+
+
 @dataclass
 class Pipeline:
     """A running instance. Use as a context manager.
@@ -57,6 +78,7 @@ class Pipeline:
     said: IO[str] = field(init=False)
 
     def __enter__(self) -> Pipeline:
+        stop_in_order()
         self.said = tempfile.TemporaryFile("w+")
         try:
             self.launcher = self._spawn("outfeed.shards.launcher", self.launch)

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from outfeed.gateway.server import ServerError, add_gateway_arguments, gateway_options, keys, listen
 from outfeed.ring.errors import RingError
 from outfeed.ring.instance import InstanceGone
+from outfeed.ring.process import Signals, fail, say, settle
 from outfeed.shards.launcher import LaunchError, add_instance_arguments, instance_options, make_config
-from pipeline import START_LIMIT_S, Pipeline, PipelineError, demo_tokenizer
+from pipeline import START_LIMIT_S, Pipeline, PipelineError, demo_tokenizer, hangup
 from texts import MULTILINGUAL, TEMPLATE
 
 CHECK_EVERY_S = 0.25
@@ -77,7 +78,7 @@ def reserve(host: str, port: int) -> socket.socket:
             probe.bind(address)
     except OSError as error:
         raise ServerError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"
         ) from None
     return listen(host, port)
 
@@ -94,6 +95,8 @@ class Gateways:
         if args.admin_key:
             self._environment["OUTFEED_ADMIN_KEY"] = args.admin_key
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._starting: set[int] = set()
+        """Pids of those that have not said yet that they serve."""
         self._deaths: list[float] = []
 
     def start(self) -> None:
@@ -112,6 +115,7 @@ class Gateways:
                 raise PipelineError(f"the gateways were not ready within {START_LIMIT_S:.0f} s")
             if not process.stdout.readline():
                 raise PipelineError("a gateway could not start; what it said is above")
+            self._starting.discard(process.pid)
 
     def tend(self) -> None:
         """Start again what has died.
@@ -121,7 +125,11 @@ class Gateways:
         """
         for reader, process in self._processes.items():
             if process.poll() is None:
+                assert process.stdout is not None
+                if process.pid in self._starting and select.select([process.stdout], [], [], 0)[0]:
+                    self._starting.discard(process.pid)
                 continue
+            self._starting.discard(process.pid)
             now = time.monotonic()
             self._deaths = [*(then for then in self._deaths if now - then < 60), now]
             print(
@@ -133,11 +141,11 @@ class Gateways:
             self._processes[reader] = self._spawn(reader)
 
     def stop(self, how: signal.Signals, seconds: float) -> None:
-        """Signal each and wait at most `seconds`; then kill."""
+        """Signal each and wait at most `seconds`; then kill. One that serves nobody yet is killed at once."""
         deadline = time.monotonic() + seconds
         for process in self._processes.values():
             if process.poll() is None:
-                process.send_signal(how)
+                process.send_signal(signal.SIGKILL if process.pid in self._starting else how)
         for process in self._processes.values():
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -147,33 +155,18 @@ class Gateways:
 
     def _spawn(self, reader: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "outfeed.gateway.server", "--die-with-parent", str(os.getpid())]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, "--reader", str(reader), *self._options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,  # one line, when it serves
             env=self._environment,
             start_new_session=True,
         )
+        self._starting.add(process.pid)
+        return process
 
 
-class Signals:
-    """SIGINT and SIGTERM as something to wait for."""
-
-    def __init__(self) -> None:
-        self._read, write = os.pipe()
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-
-    def wait(self, seconds: float) -> signal.Signals | None:
-        """Return the next signal, or None after `seconds`."""
-        if not select.select([self._read], [], [], seconds)[0]:
-            return None
-        return signal.Signals(os.read(self._read, 1)[0])
-
-
-def serve(args: argparse.Namespace, signals: Signals) -> None:
+def serve(args: argparse.Namespace) -> None:
     """Start everything, and serve until a signal."""
     keys(args)
     args.chat_template = args.chat_template or (None if args.tokenizer else str(TEMPLATE))
@@ -195,46 +188,51 @@ def serve(args: argparse.Namespace, signals: Signals) -> None:
             gateways = Gateways(args, port)
             try:
                 gateways.start()
-                say(args, port, text)
+                signals = Signals(signal.SIGINT, signal.SIGTERM, *hangup())
+                announce(args, port, text)
                 number = None
                 while number is None:
                     gateways.tend()
                     pipeline.check()
                     number = signals.wait(CHECK_EVERY_S)
                 if number == signal.SIGTERM:
-                    print("outfeed: draining", flush=True)
+                    say("outfeed: draining")
                     gateways.stop(signal.SIGTERM, args.drain_seconds + 5)
             finally:
                 gateways.stop(signal.SIGINT, 5.0)
-    print("outfeed: stopped", flush=True)
+    say("outfeed: stopped")
 
 
-def say(args: argparse.Namespace, port: int, text: str) -> None:
+def announce(args: argparse.Namespace, port: int, text: str) -> None:
     """Print what runs and how to try it."""
     host = f"[{args.host}]" if ":" in args.host else args.host
     if args.no_replay:
-        print(f"outfeed: waiting for a scheduler to attach to instance {args.instance!r}")
+        say(f"outfeed: waiting for a scheduler to attach to instance {args.instance!r}")
     else:
-        print(f"outfeed: no model runs here: every request is answered with a piece of {text}")
+        say(f"outfeed: no model runs here: every request is answered with a piece of {text}")
     key = " -H 'Authorization: Bearer KEY'" if args.api_key or os.environ.get("OUTFEED_API_KEY") else ""
-    print(
+    say(
         f"outfeed: {args.gateways} gateway(s), {args.shards} shard(s); Ctrl-C stops. Try:\n"
         f"  curl -N http://{host}:{port}/generate{key} "
         """-d '{"text": "hello", "stream": true, "sampling_params": {"max_new_tokens": 32}}'\n"""
-        f"outfeed: serving on http://{host}:{port}",
-        flush=True,
+        f"outfeed: serving on http://{host}:{port}"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `serve` from the command line."""
+    settle()
     args = parse(argv)
-    signals = Signals()
     try:
-        serve(args, signals)
+        serve(args)
     except (ServerError, PipelineError, LaunchError, RingError, InstanceGone) as error:
         print(f"serve: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        return fail("serve", error)
+    except KeyboardInterrupt:  # told to stop before it served
+        say("outfeed: stopped")
+        return 130
     return 0
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 
 from outfeed.ring.errors import RingError
+from outfeed.ring.process import fail, settle
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -172,7 +174,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def watch(args: argparse.Namespace, console: Console) -> int:
     """Look until told to stop, or the instance has ended; return the exit status."""
     watch = Watch(choose(args.instance))
-    live = None if args.json or args.once else Live(console=console, screen=True, auto_refresh=False)
+    plain = args.json or args.once or not console.is_terminal or console.is_dumb_terminal
+    live = None if plain else Live(console=console, screen=True, auto_refresh=False)
     try:
         sample = watch.sample()
         if live:
@@ -200,12 +203,18 @@ def watch(args: argparse.Namespace, console: Console) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run top from the command line."""
+    settle()
     args = parse(argv)
     try:
         return watch(args, Console())
     except (NoInstance, RingError) as error:
         print(f"top: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read has seen enough (head)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return fail("top", error)
     except KeyboardInterrupt:
         return 0
 

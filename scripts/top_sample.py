@@ -141,7 +141,7 @@ def _attachable() -> Iterator[str]:
     for name in running():
         try:
             Instance.attach(name).close()
-        except RingError:  # gone meanwhile, another version's, or another container's
+        except RingError:  # dead, another version's, user's or container's
             continue
         yield name
 

@@ -33,7 +33,7 @@ from ..ring.board import (
 from ..ring.errors import RingError
 from ..ring.instance import Instance, sweep_dead
 from ..ring.names import segment_name
-from ..ring.process import die_with_parent
+from ..ring.process import Signals, die_with_parent, fail, raise_file_limit, refusal, say, settle
 from .errors import TokenizerFileError
 from .model_options import OptionError, add_model_arguments, model_argv, model_values
 from .supervisor import ShardsFailed, Supervisor, fork_child
@@ -41,7 +41,6 @@ from .supervisor import ShardsFailed, Supervisor, fork_child
 log = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 0.25
-SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 
 RINGS: Final = ("request", "control", "step", "egress")
 
@@ -54,11 +53,12 @@ class LaunchError(RuntimeError):
 
 
 class Launcher:
-    """One instance's life, from its segments to their removal."""
+    """One instance's life, from its segments to their removal. From when it is made, it hears the signals."""
 
     def __init__(self, config: InstanceConfig, drain_s: float = 30.0) -> None:
         self._config = config
         self._drain_s = drain_s
+        self._signals = Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
         self._deadline: float | None = None
         self._draining_ns = 0
 
@@ -71,13 +71,13 @@ class Launcher:
         Raises:
             LaunchError: the instance could not be started.
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        for name in sweep_dead():
-            log.warning("removed what the dead instance %r had left in /dev/shm", name)
         try:
+            for name in sweep_dead():
+                log.warning("removed what the dead instance %r had left in /dev/shm", name)
             instance = Instance.create(self._config)
         except (RingError, OSError) as error:
-            raise LaunchError(str(error)) from error
+            why = refusal(error) if isinstance(error, OSError) else None
+            raise LaunchError(why or str(error)) from error
         try:
             return self._serve(instance)
         finally:
@@ -88,7 +88,8 @@ class Launcher:
         from .shard import run_shard
 
         instance.close_rings()
-        self._load_tokenizer()
+        if not self._load_tokenizer():
+            return 0
         board = instance.board
         row = board.row(Role.LAUNCHER)
         row.claim(State.RUNNING)
@@ -111,10 +112,9 @@ class Launcher:
             if board.phase == Phase.STARTING and supervisor.running:
                 board.phase = Phase.RUNNING
                 config = self._config
-                print(
+                say(
                     f"outfeed: instance {config.instance!r} is ready: {config.shards} shard(s), room for "
-                    f"{config.readers} reader(s); waiting for a scheduler to attach",
-                    flush=True,
+                    f"{config.readers} reader(s); waiting for a scheduler to attach"
                 )
             if self._deadline is not None and (
                 _idle(instance, self._draining_ns) or time.monotonic() > self._deadline
@@ -124,20 +124,23 @@ class Launcher:
             wait = CHECK_EVERY_S if due is None else min(CHECK_EVERY_S, due)
             if board.phase == Phase.STARTING:
                 wait = min(wait, 0.01)
-            info = signal.sigtimedwait(SIGNALS, wait)
-            if info is None or info.si_signo == signal.SIGCHLD:
+            number = self._signals.wait(wait)
+            if number is None or number == signal.SIGCHLD:
                 continue
-            if info.si_signo == signal.SIGINT or board.phase == Phase.DRAINING:
+            if number == signal.SIGINT or board.phase == Phase.DRAINING:
                 return 0
-            if info.si_signo == signal.SIGTERM:
+            if number == signal.SIGTERM:
                 board.phase = Phase.DRAINING
                 self._deadline = time.monotonic() + self._drain_s
                 self._draining_ns = time.monotonic_ns()
-            elif info.si_signo == signal.SIGHUP:
+            elif number == signal.SIGHUP:
                 supervisor.roll()
 
-    def _load_tokenizer(self) -> None:
-        """Compile the token table in a child, so that the tokenizer's memory goes when it exits."""
+    def _load_tokenizer(self) -> bool:
+        """Compile the token table in a child, so that the tokenizer's memory goes when it exits.
+
+        Returns False when this process was told to stop meanwhile.
+        """
         from .table import TokenTable
 
         def load() -> None:
@@ -155,12 +158,18 @@ class Launcher:
             raise LaunchError(
                 f"not started: no process for the tokenizer could be forked ({error})"
             ) from error
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if self._signals.wait(CHECK_EVERY_S) in (signal.SIGINT, signal.SIGTERM):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return False
+        status = os.waitstatus_to_exitcode(ended[1])
         if status < 0:
             how = signal.strsignal(-status)
             raise LaunchError(f"not started: the process that compiled the tokenizer was killed ({how})")
         if status:
             raise LaunchError("not started: the tokenizer could not be loaded, as said above")
+        return True
 
 
 def _idle(instance: Instance, since_ns: int) -> bool:
@@ -209,11 +218,15 @@ def find_tokenizer(path: str) -> str:
     Raises:
         LaunchError: there is none.
     """
-    place = Path(path)
-    file = place / "tokenizer.json" if place.is_dir() else place
-    if not file.is_file():
-        raise LaunchError(f"no tokenizer at {path}: give a tokenizer.json, or a folder that holds one")
-    return str(file.resolve())
+    place, why = Path(path), ""
+    try:
+        file = place / "tokenizer.json" if place.is_dir() else place
+        if file.is_file() and os.access(file, os.R_OK):
+            return str(file.resolve())
+        why = " that this user may read" if file.is_file() else ""
+    except OSError as error:
+        why = f" ({error.strerror})"
+    raise LaunchError(f"no tokenizer at {path}{why}: give a tokenizer.json, or a folder that holds one")
 
 
 def make_config(instance: str, args: argparse.Namespace, readers: int = 1) -> InstanceConfig:
@@ -270,6 +283,7 @@ def _lane_bytes(ring: str, size: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `launch`: start an instance and serve until a signal."""
+    settle()
     parser = argparse.ArgumentParser(
         prog="launch", description="Start an Outfeed instance: its rings and its shards."
     )
@@ -288,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     logs.start("launcher")
+    raise_file_limit()
     if args.die_with_parent:
         die_with_parent(args.die_with_parent)
     if not args.tokenizer:
@@ -298,6 +313,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"launch: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except OSError as error:
+        return fail("launch", error)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..ring.board import Board, Role, State
-from ..ring.process import die_with_parent
+from ..ring.process import OWN_SIGNALS, die_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,20 @@ def fork_child(main: Callable[[], None]) -> int:
     with suppress(OSError):  # nobody reads what this process says: no reason to have no children
         sys.stdout.flush()
         sys.stderr.flush()
-    pid = os.fork()
+    # A signal that comes while the child still has its parent's handlers would be taken for the parent's.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, OWN_SIGNALS)
+    try:
+        pid = os.fork()
+    finally:
+        if os.getpid() == parent:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
         return pid
     status = 1
     try:
+        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        for number in OWN_SIGNALS - {signal.SIGINT}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         die_with_parent(parent)
@@ -163,7 +170,7 @@ class Supervisor:
                     os.waitpid(child.pid, 0)
                     child.pid = 0
             if any(child.pid for child in self._children):
-                signal.sigtimedwait({signal.SIGCHLD}, 0.05)
+                time.sleep(0.005)
 
     def _replace(self, child: _Child) -> None:
         log.info("shard %d (pid %d) is replaced as asked", child.shard, child.pid)

@@ -28,7 +28,7 @@ from ..ring.errors import RingError, RingFull
 from ..ring.families import Family
 from ..ring.finish import FinishReason
 from ..ring.frames import PROMPT_TAIL, Abort, Control, Generate, LogprobOptions
-from ..ring.process import die_with_parent
+from ..ring.process import die_with_parent, fail, settle
 from .port import SchedulerPort
 from .replay_columns import logprob_families
 from .steps import MAX_ROWS
@@ -39,6 +39,8 @@ NO_LIMIT: Final = 1 << 30
 # Ids more than a stop can have: some have no text (special ones that are skipped).
 SLACK: Final = 32
 PUSH_WAIT_S: Final = 0.5
+LONGEST_RUN: Final = 256
+"""Ids of a prompt that are searched, before its tail, for one where no character is open."""
 
 Counts = NDArray[np.uint32] | NDArray[np.int64]
 
@@ -65,12 +67,12 @@ class _Stops:
     patterns: list[re.Pattern[str]]
     window: int
     skip_special: bool
-    prompt: list[int]
+    prompt: list[int] = field(default_factory=list)
     """Its last ids: what the first text follows on."""
     ids: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, params: dict[str, object], prompt: list[int]) -> _Stops | None:
+    def of(cls, params: dict[str, object]) -> _Stops | None:
         tokens = frozenset(params.get("stop_token_ids") or ())  # type: ignore[call-overload]
         strings = list(params.get("stop_strs") or ())  # type: ignore[call-overload]
         patterns = [re.compile(pattern) for pattern in params.get("stop_regex_strs") or ()]  # type: ignore[attr-defined]
@@ -87,7 +89,6 @@ class _Stops:
             patterns,
             min(longest, NO_LIMIT) + SLACK,
             bool(params.get("skip_special_tokens", True)),
-            prompt,
         )
 
     def check(self, new: list[int], tokenizer: Detokenize | None) -> tuple[int, FinishReason | None]:
@@ -143,6 +144,20 @@ class _Stops:
             yield late, tail[begin:], max(_same(known, tail) - begin, 0)
             if not tail.endswith("\ufffd"):
                 break
+
+
+def _prompt_tail(input_ids: bytes, tokenizer: Detokenize | None) -> list[int]:
+    """Return a prompt's last ids, what output follows on, from where no character is open.
+
+    Where bytes are tokens a run of them that begins inside a character is U+FFFD throughout, and so would be
+    the output that goes on with it.
+    """
+    ids = np.frombuffer(input_ids, "<i4")
+    begin = max(0, len(ids) - PROMPT_TAIL)
+    least = max(0, begin - LONGEST_RUN)
+    while tokenizer and begin > least and "\ufffd" in tokenizer.decode([int(ids[begin])]):
+        begin -= 1
+    return [int(token) for token in ids[begin:]]
 
 
 def _same(one: str, other: str) -> int:
@@ -344,8 +359,8 @@ class Replay:
         self._no_end = min(self._no_end, (limit - 1) // self._options.tokens_per_step)
         if request.logprobs.return_logprob or request.logprobs.top_logprobs_num:
             self._logprobs[request.route] = request.logprobs
-        prompt = np.frombuffer(request.input_ids[-4 * PROMPT_TAIL :], "<i4").tolist()
-        if stops := _Stops.of(request.sampling_params, prompt):
+        if stops := _Stops.of(request.sampling_params):
+            stops.prompt = _prompt_tail(request.input_ids, self._tokenizer)
             self._stops[request.route] = stops
 
     def _abort(self, route: int) -> None:
@@ -425,6 +440,7 @@ def load_corpus(tokenizer: Any, text: str) -> NDArray[np.int32]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the replay scheduler as a process of its own, until SIGTERM or the instance is gone."""
+    settle()
     parser = argparse.ArgumentParser(prog="replay", description="Serve an instance by replaying a text.")
     parser.add_argument("--instance", required=True)
     parser.add_argument("--tokenizer", required=True, metavar="PATH", help="the instance's tokenizer.json")
@@ -456,6 +472,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, RingError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        return fail("replay", error)
     return 0
 
 

@@ -390,7 +390,7 @@ def test_a_port_in_use_is_said_before_anything_starts(served: Served) -> None:
     ]
     done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 2
-    assert b"choose another --port" in done.stderr
+    assert b"choose another --host or --port" in done.stderr
 
 
 def test_the_instance_is_what_the_options_said(served: Served) -> None:

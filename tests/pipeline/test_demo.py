@@ -2,12 +2,17 @@
 
 import itertools
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from outfeed.ring.instance import leftovers
 
-from .commands import demo, launched, unique
+from tests.eventually import until
+
+from .commands import SCRIPTS, demo, is_running, launched, unique
 
 NUMBERS = itertools.count()
 
@@ -79,3 +84,19 @@ def test_an_instance_that_runs_already_is_refused_and_left_alone(
         assert done.returncode == 2
         assert "is running already" in done.stderr
         assert leftovers(instance) == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_one_that_is_told_to_end_leaves_nothing(
+    small_tokenizer: Path, small_text: Path, how: signal.Signals
+) -> None:
+    """SIGHUP is what the end of its terminal sends."""
+    instance = unique("demo", NUMBERS)
+    command = [sys.executable, str(SCRIPTS / "demo.py"), "--json", "--instance", instance]
+    command += ["--tokenizer", str(small_tokenizer), "--text", str(small_text), "--steps-per-second", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        until("it to run", lambda: is_running(instance) or running.poll() is not None)
+        running.send_signal(how)
+        _, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (130, "demo: stopped\n")
+    assert leftovers(instance) == []

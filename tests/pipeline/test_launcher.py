@@ -16,10 +16,11 @@ from outfeed.shards.launcher import add_instance_arguments, instance_options
 
 from tests.eventually import until
 
-from .commands import is_alive, is_running, launched, shard_pids, start_launcher, unique
+from .commands import LAUNCHER, is_alive, is_running, launched, shard_pids, start_launcher, unique
 
 NUMBERS = itertools.count()
 FORKLESS = str(Path(__file__).with_name("forkless.py"))
+SLOW_START = str(Path(__file__).with_name("slow_start.py"))
 
 
 def name() -> str:
@@ -37,6 +38,46 @@ def test_a_told_launcher_leaves_nothing(small_tokenizer: Path, how: signal.Signa
     assert launcher.returncode == 0, err
     assert f"instance '{instance}' is ready: 3 shard(s)" in out
     assert not any(map(is_alive, pids))
+    assert leftovers(instance) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_told_to_end_while_it_starts_leaves_nothing(
+    small_tokenizer: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    """Whichever of its threads the kernel gives the signal to."""
+    instance, gate = name(), tmp_path / "gate"
+    slow = (sys.executable, SLOW_START, str(gate))
+    launcher = start_launcher(instance, "--tokenizer", str(small_tokenizer), launcher=slow)
+    until("its segments to be there", lambda: gate.exists() or launcher.poll() is not None)
+    assert leftovers(instance)
+    launcher.send_signal(how)
+    gate.unlink()
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0, err
+    assert "Traceback" not in err
+    assert leftovers(instance) == []
+
+
+@pytest.mark.parametrize(
+    "careless",
+    [
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "os.close(0), os.close(1), os.close(2)",
+        "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
+    ],
+    ids=["ignores SIGCHLD", "closes streams", "fills the disk"],
+)
+def test_a_careless_parent_is_no_matter(small_tokenizer: Path, careless: str) -> None:
+    instance = name()
+    code = f"import os, signal, sys; {careless}; os.execv(sys.argv[1], sys.argv[1:])"
+    careless_one = (sys.executable, "-c", code, *LAUNCHER)
+    options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
+    with launched(instance, *options, launcher=careless_one) as launcher:
+        launcher.send_signal(signal.SIGINT)
+        _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0, err
+    assert "Traceback" not in err
     assert leftovers(instance) == []
 
 
@@ -91,6 +132,7 @@ def _cpu_seconds(pids: list[int]) -> float:
     ("options", "message"),
     [
         (["--tokenizer", "/nowhere/tokenizer.json"], "no tokenizer at /nowhere"),
+        (["--tokenizer", "/" + "long" * 1200], "(File name too long): give a tokenizer.json"),
         (["--tokenizer", "{broken}"], "is not a usable Hugging Face tokenizer.json"),
         (["--tokenizer", "{good}", "--shards", "0"], "launch: --shards 0: give 1 to 64\n"),
         (["--tokenizer", "{good}", "--shards", "65"], "launch: --shards 65: give 1 to 64\n"),
@@ -116,7 +158,7 @@ def _cpu_seconds(pids: list[int]) -> float:
         ),
         (
             ["--tokenizer", "{good}", "--egress-bytes", "1073741824", "--shards", "64", "--readers", "64"],
-            " MiB) of /dev/shm, where ",
+            f"launch: instance '{{instance}}' needs {(64 * 64 << 30) + (129 << 18)} bytes (4194337 MiB) of",
         ),
         (
             ["--instance", "No", "--tokenizer", "{good}"],
@@ -126,6 +168,7 @@ def _cpu_seconds(pids: list[int]) -> float:
     ],
     ids=[
         "missing",
+        "long",
         "broken",
         "no shard",
         "too many shards",
@@ -150,7 +193,7 @@ def test_bad_input_is_said_in_one_message_and_leaves_nothing(
     launcher = start_launcher(instance, *filled)
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 2
-    assert message in err
+    assert message.replace("{instance}", instance) in err
     assert "Traceback" not in err
     assert leftovers(instance) == []
 

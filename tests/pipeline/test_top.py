@@ -1,12 +1,15 @@
 """Top: what it shows of a real instance, whom it disturbs (nobody), and how it ends."""
 
+import fcntl
 import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +111,7 @@ def test_a_screen_shows_the_columns_that_fit_it(small_tokenizer: Path) -> None:
     instance = unique("top", NUMBERS)
     with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1"):
         shown = {width: top("--instance", instance, "--once", width=width).stdout for width in (80, 108, 127)}
+        _is_quiet_when_cut_short(instance)
     for width, text in shown.items():
         assert max(map(len, text.splitlines())) <= width
         assert "errors" in text
@@ -115,10 +119,37 @@ def test_a_screen_shows_the_columns_that_fit_it(small_tokenizer: Path) -> None:
         assert all((name in text) == (width >= 127) for name in ("stopped", "stale_rows"))
 
 
+def _is_quiet_when_cut_short(instance: str) -> None:
+    """As `top | head` does; without a terminal it prints one look after the other."""
+    command = [sys.executable, str(SCRIPTS / "top.py"), "--interval", "0.05", "--instance", instance]
+    cut = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert cut.stdout is not None
+    assert cut.stderr is not None
+    assert instance in cut.stdout.readline()
+    cut.stdout.close()
+    assert (cut.wait(60), cut.stderr.read()) in ((0, ""), (1, ""))  # rich's own way out is 1
+    cut.stderr.close()
+
+
+@contextmanager
+def somebody_elses(instance: str) -> Iterator[None]:
+    """An instance that runs and that we may not look at."""
+    path = Path(f"/dev/shm/outfeed-{instance}.board")
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        file.write(b"board")
+        file.flush()
+        path.chmod(0o644)
+        try:
+            yield
+        finally:
+            path.unlink()
+
+
 def test_a_name_is_needed_when_several_run_and_an_unknown_one_is_refused(small_tokenizer: Path) -> None:
     one, two = unique("top", NUMBERS), unique("top", NUMBERS)
     options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
-    with launched(one, *options), launched(two, *options):
+    with launched(one, *options), launched(two, *options), somebody_elses(unique("top", NUMBERS)):
         several = top("--once")
         unknown = top("--once", "--instance", "nobody")
     for refused in (several, unknown):

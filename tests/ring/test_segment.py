@@ -17,6 +17,7 @@ from outfeed.ring import (
     LaneOwned,
     LockHeld,
     NoRoom,
+    NoSharedMemory,
     NotARing,
     OtherNamespace,
     Ring,
@@ -76,6 +77,21 @@ def test_a_shm_that_fills_meanwhile_is_the_same_error(name: str, monkeypatch: py
     with pytest.raises(NoRoom):
         Ring.create(name, lanes=1, consumers=1, capacity=4096)
     assert not (SHM / name).exists()
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["missing", "no tmpfs"])
+def test_no_shm_is_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    shm = Path("/proc") if there else tmp_path / "none"  # /proc takes no file from anybody
+    monkeypatch.setattr(segment, "SHM", shm)
+    with pytest.raises(NoSharedMemory, match=r"/dev/shm .*expected a tmpfs there.*--shm-size"):
+        segment.create("outfeed-x.y", 4096, nothing)
+    if not there:
+        with pytest.raises(NoSharedMemory, match=r"cannot be opened \(No such file"):
+            instance.running()
+        with pytest.raises(NoSharedMemory):
+            instance.sweep_dead()
 
 
 @pytest.mark.parametrize(
@@ -213,7 +229,7 @@ def test_stale_segments_and_doorbells_are_swept_and_live_ones_never(
 def test_a_segment_that_others_may_open_is_not_attached(make_ring: MakeRing, mode: int) -> None:
     ring = make_ring()
     (SHM / ring.name).chmod(mode)
-    with pytest.raises(PermissionError, match=f"mode {mode:04o}.*{ring.name}"):
+    with pytest.raises(PermissionError, match=f"{ring.name}.*mode {mode:04o}"):
         Ring.attach(ring.name)
 
 
@@ -224,7 +240,7 @@ def test_another_users_segment_is_neither_attached_nor_swept(
     ring.close()
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        with pytest.raises(PermissionError, match=f"segment of user {os.getuid()}"):
+        with pytest.raises(PermissionError, match=f"is of user {os.getuid()}, mode"):
             Ring.attach(ring.name)
         with pytest.raises(PermissionError):
             Doorbell.create(ring.name)

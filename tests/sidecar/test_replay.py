@@ -137,10 +137,36 @@ def test_a_pattern_is_found_where_it_is_in_the_text(pattern: str) -> None:
         ids = [*rng.choices(range(8), k=3), *([6, 7] * rng.randint(20, 90)), *rng.choices(range(8), k=3)]
         texts = [Words().decode(ids[: count + 1]) for count in range(len(ids))]
         want = next((count for count, text in enumerate(texts) if re.search(pattern, text)), None)
-        stops = _Stops.of(params, [])
+        stops = _Stops.of(params)
         assert stops is not None
         found = (count for count, token in enumerate(ids) if stops.check([token], Words())[1])
         assert next(found, None) == want
+
+
+class Bytes:
+    """A tokenizer whose token n is the byte n; a run that is no UTF-8 is U+FFFD throughout (ByteFallback)."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        try:
+            return bytes(ids).decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(ids)
+
+
+@pytest.mark.parametrize("open_ids", [0, 1, 2])
+def test_a_stop_is_found_behind_a_prompt_whose_tail_begins_inside_a_character(
+    bench: Bench, port: SchedulerPort, open_ids: int
+) -> None:
+    """And which may end inside one, that the output completes."""
+    prompt, output = list(("川" * 30).encode()), list("水は山から".encode())
+    prompt, output = prompt + output[:open_ids], output[open_ids:]
+    params = SamplingParams.parse({"stop": "山"}, vocab_size=256).to_scheduler()
+    corpus = np.array(output, dtype=np.int32)
+    rid = next(rid for rid in map(str, range(1000)) if replay_start(rid, len(corpus)) == 0)
+    bench.send(Generate(route(1), rid, array("i", prompt).tobytes(), params, LogprobOptions()))
+    ids, reason = serve(bench, Replay(port, corpus, Bytes()))[1]
+    assert bytes(prompt[90:] + ids).decode() == "水は山"
+    assert reason == FinishReason.stop("山")
 
 
 def test_an_abort_ends_a_request_running_or_waiting(bench: Bench, port: SchedulerPort) -> None:

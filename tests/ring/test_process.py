@@ -1,0 +1,64 @@
+"""A process's own life: what it does about a careless parent, about signals and about limits."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+from outfeed.ring.process import fail, refusal
+
+SAYS = """
+import os, signal, sys
+from outfeed.ring.process import OWN_SIGNALS, settle
+settle()
+fds = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in range(3)]
+blocked = sorted(OWN_SIGNALS & signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+print("said to nobody"), print("this too", file=sys.stderr)
+found = (fds, blocked, int(signal.getsignal(signal.SIGCHLD)), sys.stdin.read())
+os.write(int(sys.argv[1]), repr(found).encode())
+"""
+CARELESS = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.close(0), os.close(1), os.close(2)
+os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
+"""
+
+
+def test_what_a_careless_parent_left_is_undone() -> None:
+    read, write = os.pipe()
+    command = [sys.executable, "-c", CARELESS, SAYS, str(write)]
+    done = subprocess.run(command, pass_fds=[write], timeout=60, check=False)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as told:
+        assert told.read() == repr((["/dev/null"] * 3, [], 0, ""))
+    assert done.returncode == 0
+
+
+def test_a_line_that_nobody_reads_ends_nothing() -> None:
+    code = "from outfeed.ring.process import say\nfor _ in range(3): say('x' * 1000)"
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("limit", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG])
+def test_a_limit_of_the_system_is_said_with_a_remedy(limit: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail("launch", OSError(limit, os.strerror(limit))) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"launch: [Errno {limit}] {os.strerror(limit)}: ")
+    assert "raise" in said
+    assert said.count("\n") == 1
+
+
+def test_any_other_error_of_the_system_is_raised_again() -> None:
+    error = OSError(errno.EIO, "Input/output error")
+    assert refusal(error) is None
+    with pytest.raises(OSError, match="Input/output error"):
+        fail("launch", error)
