@@ -11,3 +11,7 @@ class TableError(ValueError):
 
 class BadRegistration(ValueError):
     """A request's decode options cannot be served; the message is fit for the client."""
+
+
+class Stopped(Exception):
+    """The shard was told to stop while it waited for a reader's room."""

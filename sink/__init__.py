@@ -8,7 +8,8 @@ from .accumulate import Response, render_columns, request_error
 from .channel import SinkClosed, SinkEnded, SinkFull, SinkSender, SinkSource, SinkStatistics, open_sink
 from .columns import Columns, Flat, Hidden, Ragged
 from .events import ChunkEvent, Control, Done, Error, Frame, Item
-from .reader import Progress, Reader, ReaderStatistics
+from .live import Progress, ReaderStatistics
+from .reader import Reader
 
 __all__ = [
     "ChunkEvent",
