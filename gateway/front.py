@@ -25,6 +25,7 @@ from ..ring import Doorbell, RingStats, wait
 from ..ring.board import Board, InstanceConfig, Phase, Role, State
 from ..ring.instance import Instance
 from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
+from .damage import Damage
 from .lanes import LaneWatch
 from .restoring import Restoring
 
@@ -158,6 +159,7 @@ class Front:
         self.reader = Reader(self._consumer, self.ingress.abort, self.ingress.end, self._take_over)
         self._restoring = Restoring(self.ingress, self._lost)
         self._ranks = instance.board.rows(Role.SCHEDULER)
+        self._damage = Damage(instance.board, self._rings["egress"], self._lanes, self.reader, self.ingress)
         self._look_due = 0.0
         self._schedulers = {
             row.index: row.owner for row in instance.board.rows(Role.SCHEDULER) if row.serving
@@ -442,19 +444,10 @@ class Front:
                 )
             self._gone = gone
 
-    def _look_at_lanes(self) -> None:
-        """End what is live when a lane is found corrupt: whose frames are lost with it, nobody knows."""
-        for lost in self._lanes.look():
-            log.error("%s: what is live here ends", lost)
-            self.reader.fail(
-                Error(500, "corrupt_lane", f"{lost}; the request may have been lost with it"),
-                abort="corrupt lane",
-            )
-
     def _tick(self) -> None:
         """Look around, and show this gateway on the board."""
         self._look()
-        self._look_at_lanes()
+        self._damage.look()
         seen = self.reader.statistics()
         row = self._row
         for name, value in (

@@ -2,7 +2,7 @@
 
 A corrupt egress lane shows itself to the reader. Of the others only the process that reads them notices: it
 quarantines the lane, and what it had not read is lost. Nobody can say whose that was, so all that is live
-when it is found here must end. Must not know requests.
+when it is found here may have been. Must not know requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LaneWatch:
         self._lost: dict[_Lane, str] = {}
 
     def look(self) -> list[str]:
-        """Return what was found corrupt since the last look, each once."""
+        """Return what was found corrupt since the last look, each once; see `fatal`."""
         found = []
         for lane in (lane for lanes in self._needed for lane in lanes if lane not in self._lost):
             position = lane.ring.quarantined(lane.lane)

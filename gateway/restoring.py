@@ -1,6 +1,6 @@
-"""After a shard was replaced: hand this gateway's live requests over to the new one.
+"""After a shard was replaced, or lost a frame: hand this gateway's live requests over to it.
 
-A new shard says TAKEOVER on its egress lane, behind all that its predecessor had published. From there on
+It says TAKEOVER on its egress lane, behind all that it or its predecessor had published. From there on
 nothing of the shard moves until it has a RESTORE for each request that was live, and RESTORED after the
 last. Written a bit at a time, so that a full control ring never holds the reader up. Must not know how a
 shard goes on from a RESTORE.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ..ingress.register import Ingress
 from ..ring.errors import CorruptLane, FrameTooLarge, RingError
-from ..sink.reader import Progress
+from ..sink import Progress
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,9 @@ class Restoring:
         """Start handing `progress` over to shard `shard`; one it was still getting is void."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] != shard)
         self._waiting.append((shard, epoch, deque(progress)))
-        log.warning("shard %d is a new process: handing %d live requests over to it", shard, len(progress))
+        log.warning(
+            "shard %d is new, or lost a frame: handing %d live requests over to it", shard, len(progress)
+        )
         self.go_on()
 
     def go_on(self) -> bool:

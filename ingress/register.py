@@ -25,8 +25,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..ring.errors import FrameTooLarge, RingError
-from ..ring.frames import Abort, Attach, Control, Forget, Generate, Register, Restore, Restored, Tag, encode
-from ..ring.route import format_route
+from ..ring.frames import (
+    Abort,
+    Attach,
+    Control,
+    Forget,
+    Generate,
+    Live,
+    Register,
+    Restore,
+    Restored,
+    Tag,
+    encode,
+)
+from ..ring.route import format_route, slot_of
 from .errors import BadRequest, RidInUse, Unavailable
 from .request import Ready, make_rid
 from .routes import RouteTable
@@ -73,6 +85,7 @@ class Ingress:
         self._lock = threading.Lock()
         self._by_rid: dict[str, Ticket] = {}
         self._by_route: dict[int, Ticket] = {}
+        self._submitted: set[int] = set()
         self._unforgotten: dict[int, None] = {}
 
     def must_fit(self, prompts: Sequence[Ready]) -> None:
@@ -188,6 +201,17 @@ class Ingress:
         with self._lock:
             self._control.write(Tag.RESTORED, encode(Restored(self.routes.reader, shard, epoch)))
 
+    def live_from(self, slot: int) -> int:
+        """Write LIVE: which requests are with the scheduler, from `slot` on as many as a frame takes.
+
+        Return the slot behind them. Raises RingError when it could not be written: call again.
+        """
+        with self._lock:
+            end = min(slot + (self._request.max_frame - 64) // 9, self.routes.slots)
+            live = [route for route in self._submitted if slot <= slot_of(route) < end]
+            self._request.write(Tag.LIVE, encode(Live(self.routes.reader, slot, end, live)))
+        return end
+
     def attach(self) -> None:
         """Write ATTACH on both lanes, before anything else: what this reader's predecessor had is over.
 
@@ -242,12 +266,15 @@ class Ingress:
     def _close(self, ticket: Ticket) -> None:
         del self._by_route[ticket.route]
         del self._by_rid[ticket.rid]
+        self._submitted.discard(ticket.route)
         self.routes.release(ticket.route)
 
     def _send(self, writer: FrameWriter, tag: Tag, frame: bytes, ticket: Ticket) -> None:
         """Write one frame of a ticket's; on failure close it, and unregister it if it was registered."""
         try:
             writer.write(tag, frame)
+            if tag is not Tag.REGISTER:
+                self._submitted.add(ticket.route)
             return
         except RingError as error:
             if tag is Tag.GENERATE:

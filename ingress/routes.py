@@ -44,6 +44,7 @@ class RouteTable:
         self._held = [0] * slots  # the route in each slot, 0 when free
         self._live = [0] * shards
         self._turn = 0
+        self._avoided: frozenset[int] = frozenset()
 
     def acquire(self, shard: int | None = None) -> int:
         """Return a new route on the shard with the least live load, or on `shard`.
@@ -63,6 +64,10 @@ class RouteTable:
             self._held[slot] = route
             self._live[shard] += 1
             return route
+
+    def avoid(self, shards: frozenset[int]) -> None:
+        """Give out no routes on these shards, unless asked for one or there are no others. Any thread."""
+        self._avoided = shards
 
     def release(self, route: int) -> bool:
         """Give a route back. False, without effect, when it is not live here (ended before, or another's)."""
@@ -90,6 +95,7 @@ class RouteTable:
         """Find the least loaded shard; equals take turns, so that short requests spread too."""
         live, count = self._live, len(self._live)
         turn = self._turn
-        best = min(range(count), key=lambda shard: (live[shard], (shard - turn) % count))
+        usable = [shard for shard in range(count) if shard not in self._avoided] or range(count)
+        best = min(usable, key=lambda shard: (live[shard], (shard - turn) % count))
         self._turn = (best + 1) % count
         return best

@@ -65,6 +65,7 @@ COUNTERS: Final = (
     "stopped",  # shard: requests it ended at a stop it found; their reader aborts them
     "corrupt_lanes",  # shard: lanes it found corrupt and goes on without
     "no_reader",  # shard: frames for a reader that is not there, dropped
+    "cut_off",  # shard: readers that it cannot reach, bit r for reader r
 )
 
 

@@ -48,7 +48,7 @@ PREFIX: Final = struct.Struct("<IIQ")
 
 
 class BadBatch(BadFrame):
-    """A BATCH frame was rejected, all of it. `routes` are the requests that it still names."""
+    """A BATCH frame was rejected, all of it."""
 
 
 class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -142,15 +142,13 @@ def check_batch(body: Buffer) -> Checked:
     data = header_end + -header_len % 8
     if data > size:
         raise BadBatch(f"BATCH header_len is {header_len}, the body has {size} bytes")
-    rows = None
     try:
         if body_len != size:
             raise BadColumns(f"body_len is {body_len}, the body has {size} bytes")
         header = _decode_header(raw[PREFIX_BYTES:header_end])
-        rows = header.rows
         return _check_columns(header, raw, header_len, data, check)
     except (BadColumns, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBatch(f"BATCH {error}", _named(raw, data, rows)) from error
+        raise BadBatch(f"BATCH {error}") from error
 
 
 def _check_columns(header: _Header, body: bytes, header_len: int, data: int, check: int) -> Checked:
@@ -243,14 +241,3 @@ def _check_range(name: str, value: int, limit: int) -> None:
 def _same(name: str, total: int, total_name: str, expected: int) -> None:
     if total != expected:
         raise BadColumns(f"{name} add up to {total}, {total_name} is {expected}")
-
-
-def _named(body: bytes, data: int, rows: int | None) -> tuple[int, ...]:
-    """Return the routes a rejected frame names: its first column, as far as there can be one.
-
-    A row takes at least ROW_BYTES, which bounds how many there can be. A header's row count is believed up
-    to there; without a header, all of that is looked at. What is no live route does no harm.
-    """
-    room = min((len(body) - data) // ROW_BYTES, MAX_ROWS)
-    named = rows if rows is not None and 0 <= rows <= room else room
-    return tuple(int(route) for route in np.frombuffer(body, U64_TYPE, named, data) if route)

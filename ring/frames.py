@@ -1,25 +1,29 @@
 """Every frame that is not a BATCH: tags, bodies, and one `encode`/`decode` for all of them.
 
-A body is one msgpack array, a field per place. A reader ignores places it does not know, so a field may be
-added at the end with a default. Bodies come out of shared memory: `decode` checks types and ranges and
-raises BadFrame, which says what was wrong and, when it can still be told, whose frame it was.
+A body is one msgpack array, a field per place, and a seal: core/check.h's check over the array, seeded with
+the tag. A reader ignores places it does not know, so a field may be added at the end with a default. Bodies
+come out of shared memory: `decode` checks the seal, types and ranges and raises BadFrame, which says what was
+wrong. Whose frame it was it does not say: a damaged name is somebody else's.
 
 BATCH frames are columns, see `batch`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
 import msgspec
 from numpy.typing import NDArray
 
-from .route import MAX_READERS, MAX_SHARDS, reader_of
+from ._core import lib
+from .route import MAX_READERS, MAX_SHARDS, MAX_SLOTS, reader_of
 
 # What a lane's `write` takes as a part: anything contiguous.
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 MAX_ROUTE = (1 << 64) - 1
+MAX_TOKENS = (1 << 32) - 1
+SEAL_BYTES = 8
 PROMPT_TAIL = 64
 """How many of a prompt's last ids a shard gets: the context in which the first output id is decoded."""
 
@@ -34,13 +38,17 @@ class Tag(IntEnum):
     ERROR = 3
     """scheduler or shard → reader: a request's terminal failure."""
     TAKEOVER = 4
-    """shard → reader: a new process is this shard; RESTORE what you have with it."""
+    """shard → reader: it is new, or lost a frame of yours; RESTORE what you have with it."""
+    TALLY = 5
+    """scheduler → shard → reader: how many tokens requests have had; who has fewer lost some."""
     GENERATE = 16
     """gateway → scheduler: run this."""
     CONTROL = 17
     """gateway → scheduler: answer this with one RESULT or ERROR."""
     ABORT = 18
     """gateway → scheduler: stop this."""
+    LIVE = 19
+    """gateway → scheduler: these are all that I have; who is missing lost a frame."""
     REGISTER = 32
     """gateway → its shard: a request is coming, decode it so."""
     RESTORE = 33
@@ -54,11 +62,17 @@ class Tag(IntEnum):
 
 
 class BadFrame(ValueError):
-    """A frame's body is not what its tag says. `routes` are those it still names, perhaps none."""
+    """A frame's body is not what its tag says, or was changed since it was written."""
 
-    def __init__(self, message: str, routes: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.routes = routes
+
+class Standing(IntEnum):
+    """What a TALLY says of a request."""
+
+    CONTROL = 0
+    """A control request, not answered yet."""
+    RUNNING = 1
+    ENDED = 2
+    """Its last frame has been written, before this one."""
 
 
 class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -174,15 +188,16 @@ class Forget(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Takeover(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """TAKEOVER: shard `shard` is a new process, its `epoch`-th. Whatever its predecessor published comes
-    before it in the lane, so a reader that sees this one knows how far each of its requests has come."""
+    """TAKEOVER: shard `shard` needs all that the reader has with it. Whatever it or its predecessor published
+    comes before it in the lane, so a reader that sees this one knows how far each of its requests has come.
+    `epoch` tells it from every other; RESTORED repeats it."""
 
     shard: int
     epoch: int
 
 
 class Restored(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """RESTORED: reader `reader` has sent every RESTORE for shard `shard`, epoch `epoch`."""
+    """RESTORED: reader `reader` has sent every RESTORE that shard `shard` asked for with `epoch`."""
 
     reader: int
     shard: int
@@ -196,8 +211,27 @@ class Attach(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reader: int
 
 
-Handover = Takeover | Restored | Attach
-"""What processes say to each other when one of them is new; they name no request."""
+class Live(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """LIVE: of the slots `first` to `end` (not included) of reader `reader`, `routes` are submitted and have
+    not ended. Said when the scheduler rejected a frame."""
+
+    reader: int
+    first: int
+    end: int
+    routes: list[int]
+
+
+class Tally(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """TALLY: (route, tokens pushed, Standing) of requests of rank `rank`, as of this place in the lane. Said
+    when a shard or a reader rejected a frame, or a shard is new: whoever has fewer tokens, or thinks that it
+    runs when it has ended, has lost something."""
+
+    rank: int
+    rows: list[tuple[int, int, int]]
+
+
+Handover = Takeover | Restored | Attach | Live | Tally
+"""What processes say to each other when one of them is new or a frame was lost."""
 
 Message = Result | ErrorFrame | Generate | Control | Abort | Register | Restore | Forget
 
@@ -213,15 +247,24 @@ TAG_OF: dict[type[Message | Handover], Tag] = {
     Takeover: Tag.TAKEOVER,
     Restored: Tag.RESTORED,
     Attach: Tag.ATTACH,
+    Live: Tag.LIVE,
+    Tally: Tag.TALLY,
 }
 
+_STANDINGS = frozenset(Standing)
+_check: Callable[[bytes, int, int], int] = lib.outfeed_check
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {tag: msgspec.msgpack.Decoder(struct) for struct, tag in TAG_OF.items()}
 
 
 def encode(message: Message | Handover) -> bytes:
     """Return the body of a message's frame; its tag is `TAG_OF[type(message)]`."""
-    return _encoder.encode(message)
+    return seal(TAG_OF[type(message)], _encoder.encode(message))
+
+
+def seal(tag: int, array: bytes) -> bytes:
+    """Return a body: a msgpack array and its check."""
+    return array + _check(array, len(array), tag).to_bytes(SEAL_BYTES, "little")
 
 
 def decode(tag: int, body: bytes | memoryview) -> Message | Handover:
@@ -230,30 +273,39 @@ def decode(tag: int, body: bytes | memoryview) -> Message | Handover:
     The body is copied first, once: a lane's bytes may change while they are looked at, and no decoder is
     made for that.
 
-    Raises BadFrame when the tag is no message's (BATCH included) or the body is not the tag's.
+    Raises BadFrame when the tag is no message's (BATCH included), the body was changed since it was sealed,
+    or it is not the tag's.
     """
     decoder = _decoders.get(tag)  # type: ignore[call-overload]
     if decoder is None:
         raise BadFrame(
             f"tag {tag} is no message frame; expected one of {[int(known) for known in _decoders]}"
         )
-    raw = bytes(body)
+    raw = bytes(body)  # what is checked is what is used, whatever its writer does meanwhile
+    array = raw[:-SEAL_BYTES]
     try:
-        message: Message | Handover = decoder.decode(raw)
-        fault = _fault(message)
+        if _check(array, len(array), tag) != int.from_bytes(raw[len(array) :], "little"):
+            raise msgspec.MsgspecError("its seal is not that of its bytes: it was changed, torn or cut off")
+        message: Message | Handover = decoder.decode(array)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"{Tag(tag).name} frame of {len(raw)} bytes: {error}", _named(raw)) from error
+        raise BadFrame(f"{Tag(tag).name} frame of {len(raw)} bytes: {error}") from error
+    fault = _fault(message)
     if fault is not None:
-        raise BadFrame(f"{Tag(tag).name} frame of {len(raw)} bytes: {fault}", _named(raw))
+        raise BadFrame(f"{Tag(tag).name} frame of {len(raw)} bytes: {fault}")
     return message
+
+
+def tally_rows(max_frame: int) -> int:
+    """Return how many rows of a TALLY surely fit a frame of that size."""
+    return (max_frame - 64) // 16
 
 
 def check_reader(message: Message | Handover, lane: int) -> None:
     """Check that a message names the reader on whose lane it came: a wrong one must not cost another reader.
 
-    Raises BadFrame, which names no request.
+    Raises BadFrame.
     """
-    reader = message.reader if isinstance(message, Restored | Attach) else None
+    reader = message.reader if isinstance(message, Restored | Attach | Live) else None
     if not isinstance(message, Handover):
         reader = reader_of(message.route)
     if reader is not None and reader != lane:
@@ -268,6 +320,13 @@ def join(parts: Sequence[Buffer]) -> bytes:
 
 def _fault(message: Message | Handover) -> str | None:
     """Say what no type can: the ranges. One function, so that they are read in one place."""
+    if isinstance(message, Live) and not 0 <= message.first <= message.end <= MAX_SLOTS:
+        return f"slots {message.first} to {message.end} are not in 0..{MAX_SLOTS}"
+    if isinstance(message, Tally) and not all(
+        0 < route <= MAX_ROUTE and 0 <= tokens <= MAX_TOKENS and standing in _STANDINGS
+        for route, tokens, standing in message.rows
+    ):
+        return "a row is not a route, a number of tokens and a standing"
     if isinstance(message, Handover):
         shard, reader, epoch = (getattr(message, name, 0) for name in ("shard", "reader", "epoch"))
         if 0 <= shard < MAX_SHARDS and 0 <= reader < MAX_READERS and epoch >= 0:
@@ -292,18 +351,3 @@ def _fault(message: Message | Handover) -> str | None:
         if message.text_bytes < 0:
             return f"text_bytes {message.text_bytes} is negative"
     return None
-
-
-def _named(body: bytes) -> tuple[int, ...]:
-    """Find the route of a body that is otherwise wrong: an array's first place, whatever comes after it."""
-    head = body[:14]
-    kind = head[0] if head else 0
-    at = {0xDC: 3, 0xDD: 5}.get(kind, 1 if 0x90 <= kind <= 0x9F else len(head))
-    if at >= len(head):
-        return ()
-    width = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}.get(head[at], 0)
-    number = head[at + 1 : at + 1 + width] if width else head[at : at + 1]
-    route = int.from_bytes(number, "big")
-    if len(number) != max(width, 1) or (width == 0 and route > 0x7F) or route == 0:
-        return ()
-    return (route,)

@@ -19,3 +19,7 @@ def is_crash(error: BaseException) -> bool:
     Its crashes derive from BaseException, under a name that it does not export.
     """
     return type(error).__name__ == "PanicException"
+
+
+class Stopped(Exception):
+    """The shard was told to stop while it waited for a reader's room."""

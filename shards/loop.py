@@ -13,15 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import msgspec
-
 from ..ring.batch import BadBatch, Batch, Checked, as_batch, check_batch, join_steps
 from ..ring.consumer import Consumer, Frame, wait
-from ..ring.errors import CorruptLane, FrameTooLarge, RingFull
+from ..ring.errors import CorruptLane, FrameTooLarge
 from ..ring.frames import (
+    TAG_OF,
     Attach,
     BadFrame,
-    Buffer,
     ErrorFrame,
     Forget,
     Handover,
@@ -30,19 +28,20 @@ from ..ring.frames import (
     Restore,
     Restored,
     Result,
+    Standing,
     Tag,
     Takeover,
+    Tally,
     check_reader,
     decode,
     encode,
+    tally_rows,
 )
 from ..ring.route import format_route, reader_of, shard_of
-from ..ring.suspects import Suspects
 from ..ring.writer import LaneWriter
-from .decoded import Decoded, halves
-from .decoded import encode as encode_rows
 from .decoder import Decoder
-from .errors import BadRegistration
+from .egress import WAIT_S, Egress, ShardStatistics
+from .errors import BadRegistration, Stopped
 from .kernel import Failure
 
 log = logging.getLogger(__name__)
@@ -56,38 +55,17 @@ JOINED = 1 << 12
 JOINED_BYTES = 16
 # A request's rows in them become one row of at most this part of a frame.
 MERGED_SHARE = 4
-# The most bytes of an ERROR's message and of its type, and what the frame takes besides the message. The
-# smallest lane takes frames of 1 KiB.
-MESSAGE_BYTES = 2048
-TYPE_BYTES = 64
-ERROR_BYTES = 128
-# Longest sleep and longest wait for a reader's room; the heartbeat goes on between two of them.
-WAIT_S = 0.25
+# Longest sleep; the heartbeat goes on between two of them.
 RESTORE_WAIT_S = 0.05
 
 
-class Stopped(Exception):
-    """The shard was told to stop while it waited for a reader's room."""
-
-
 @dataclass(slots=True)
-class ShardStatistics:
-    """What a shard's loop has seen since its start."""
+class _Asked:
+    """A reader that is to RESTORE all it has here. `before`: registered then, less those restored."""
 
-    steps: int = 0
-    controls: int = 0
-    bad_frames: int = 0
-    unnamed_bad_frames: int = 0
-    """Of these, those that named no request of this shard."""
-    corrupt_lanes: int = 0
-    no_reader: int = 0
-    """Frames for a reader that has no lane or a corrupt one, or that died with a full one; dropped."""
-    waits: int = 0
-    """Times a reader's ring was full."""
-    wakes: int = 0
-    """Times something woke the sleeping shard."""
-    errors: int = 0
-    """Requests failed by this shard."""
+    epoch: int
+    before: set[int]
+    late: bool = False
 
 
 class Shard:
@@ -95,9 +73,11 @@ class Shard:
 
     egress(reader)  the lane to that reader, or None when it has none; asked once per reader and again
                     while it says None
-    lives(reader)   whether that reader's process runs; asked while its lane is full
+    lives(reader)   whether that reader's process runs; asked while it is waited for
+    damaged()       called when a frame was rejected, before it is released: somebody may have lost a row
     beat()          called every turn and during every wait: "I am alive"
     stopping()      whether to end; asked as often
+    restore_limit_s how long to wait for a reader's RESTOREs, at most
     """
 
     def __init__(
@@ -109,29 +89,27 @@ class Shard:
         egress: Callable[[int], LaneWriter | None],
         *,
         lives: Callable[[int], bool] = lambda reader: True,
+        damaged: Callable[[], None] = lambda: None,
         beat: Callable[[], None] = lambda: None,
         stopping: Callable[[], bool] = lambda: False,
+        restore_limit_s: float = 5.0,
     ) -> None:
         self.number = number
         self.decoder = decoder
         self.statistics = ShardStatistics()
         self._control = control
         self._steps = steps
-        self._egress = egress
         self._reader = 0
-        self._writers: dict[int, LaneWriter] = {}
-        self._cut_off: set[int] = set()  # readers whose egress lane is corrupt
         self._mute: set[int] = set()  # readers whose control lane is
-        self._awaited: int | None = None  # while this shard takes over: its epoch
-        self._restored: set[int] = set()  # readers that have answered it
         self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
-        self._suspects = Suspects(
-            lambda: (route for routes in self._routes.values() for route in routes),
-            lambda route: self.decoder.came(route),
-        )
+        self._unsure: set[int] = set()  # readers that are to be asked for all they have
+        self._asked: dict[int, _Asked] = {}  # those that were, and have yet to say RESTORED
+        self._damaged = damaged
+        self._restore_limit_s = restore_limit_s
         self._lives = lives
         self._beat = beat
         self._stopping = stopping
+        self._egress = Egress(number, egress, self.statistics, lives, lambda: self._beat(), stopping)
 
     def run(self) -> None:
         """Turn until told to stop."""
@@ -144,50 +122,71 @@ class Shard:
         except Stopped:
             pass
 
-    def take_over(self, epoch: int, readers: Callable[[], Collection[int]], limit_s: float) -> None:
-        """Take the place of a shard that died: have every reader RESTORE its live requests here.
+    def take_over(self, readers: Collection[int]) -> None:
+        """Take the place of a shard that died: have `readers`, all that live, RESTORE what they have here.
 
-        To be called before the first turn. `readers()` names the readers that live now; one that dies
-        meanwhile is not waited for, nor is one that says nothing for `limit_s` seconds: its requests then
-        end by the gap that it sees. Raises Stopped.
+        To be called before the first turn. Raises Stopped.
         """
-        self._awaited = epoch
-        asked = list(readers())
-        for reader in asked:
-            self._write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
-        deadline = time.monotonic() + limit_s
-        while missing := self._missing(set(asked) & set(readers())):
-            if time.monotonic() > deadline:
+        self._unsure.update(readers)
+        self._have_restored()
+
+    def _have_restored(self) -> None:
+        """Ask who is to be asked, and touch no step until they have said what they have.
+
+        A reader that dies meanwhile is not waited for, nor is one that says nothing for `restore_limit_s`
+        seconds: whoever loses a row by that is found by the tally that is asked for when it answers.
+        """
+        began = time.monotonic()
+        asked_again = False
+        while self._unsure or self._missing():
+            for reader in self._unsure:
+                self._ask(reader)
+            self._unsure.clear()
+            waited = time.monotonic() - began
+            if waited > self._restore_limit_s:
+                late = self._missing()
                 log.error(
                     "shard %d goes on without readers %s: no RESTORED within %.1f s",
                     self.number,
-                    sorted(missing),
-                    limit_s,
+                    late,
+                    self._restore_limit_s,
                 )
+                for reader in late:
+                    self._asked[reader].late = True
                 return
+            if waited > self._restore_limit_s / 2 and not asked_again:
+                asked_again = True  # what asked them may have been damaged on its way
+                self._unsure.update(self._missing())
             self._beat()
             if self._stopping():
                 raise Stopped
             if not self._drain_control():
                 wait([self._control], RESTORE_WAIT_S)
 
-    def _missing(self, readers: set[int]) -> set[int]:
-        """Return which of them have yet to say RESTORED, and can."""
-        return readers - self._restored - self._cut_off - self._mute
+    def _ask(self, reader: int) -> None:
+        epoch = time.monotonic_ns()  # never asked with before, by no process
+        self._asked[reader] = _Asked(epoch, set(self._routes[reader]))
+        self._egress.write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
+
+    def _missing(self) -> list[int]:
+        """Return which readers have yet to say RESTORED, and can."""
+        return [
+            reader
+            for reader, asked in sorted(self._asked.items())
+            if not asked.late and reader not in self._egress.cut_off | self._mute and self._lives(reader)
+        ]
 
     def turn(self) -> bool:
         """Handle what is there now; whether there was anything."""
         upto = self._steps.tails()
         busy = self._drain_control()
+        if self._unsure:
+            self._have_restored()
         while frames := self._read(self._steps, STEPS, upto):
             self._step_frames(frames)
             self._steps.release()
             busy = True
             self._beat()
-        for route in self._suspects.silent(time.monotonic()) if self._suspects.any else ():
-            self._fail(
-                route, 500, "row_lost", "no row has come since a damaged frame, which may have held its last"
-            )
         return busy
 
     def _read(
@@ -216,45 +215,68 @@ class Shard:
         self.statistics.controls += 1
         try:
             message = decode(tag, body)
-            check_reader(message, lane)
         except BadFrame as error:
-            theirs = tuple(route for route in error.routes if reader_of(route) == lane)
-            self._bad_frame(BadFrame(str(error), theirs), known=False)
+            # A registration, or the end of one: that gateway says again what it has, before any further step.
+            self._bad_frame(error)
+            self._asked.pop(lane, None)
+            self._unsure.add(lane)
             return
-        if isinstance(message, Takeover | Restored | Attach):
-            self._handover(message)
-            return
-        if shard_of(message.route) != self.number:
-            return
-        routes = self._routes[reader_of(message.route)]
+        try:
+            check_reader(message, lane)
+            if isinstance(message, Handover):
+                self._handover(message)
+            elif shard_of(message.route) == self.number:
+                self._registration(message)
+        except BadFrame as error:
+            self._bad_frame(error)
+
+    def _registration(self, message: Message) -> None:
+        route, routes = message.route, self._routes[reader_of(message.route)]
         try:
             match message:
                 case Register():
-                    routes.add(message.route)
                     self.decoder.register(message)
+                    routes.add(route)
                 case Restore():
-                    routes.add(message.route)
                     self.decoder.restore(message)
+                    routes.add(route)
+                    if (asked := self._asked.get(reader_of(route))) is not None:
+                        asked.before.discard(route)
                 case Forget():
-                    routes.discard(message.route)
-                    self.decoder.forget(message.route)
+                    routes.discard(route)
+                    self.decoder.forget(route)
                 case _:
-                    self._bad_frame(
-                        BadFrame(f"a {Tag(tag).name} frame does not belong on a control ring"), known=False
-                    )
+                    raise _stray(message, "control")
+        except BadFrame:
+            raise
         except BadRegistration as error:
-            self._fail(message.route, 400, "bad_request", str(error))
+            self._fail(route, 400, "bad_request", str(error))
         except MemoryError as error:
-            self._fail(message.route, 503, "no_memory", str(error))
+            self._fail(route, 503, "no_memory", str(error))
+        except Exception as error:
+            # A fault of ours costs the request, not the shard, whose successor would read the frame again.
+            log.exception("shard %d could not take a registration", self.number)
+            self._fail(route, 500, "internal_error", f"could not be registered: {error!r}")
 
-    def _handover(self, message: Takeover | Restored | Attach) -> None:
+    def _handover(self, message: Handover) -> None:
         match message:
-            case Restored(reader, shard, epoch) if (shard, epoch) == (self.number, self._awaited):
-                self._restored.add(reader)
+            case Restored(reader, shard, epoch):
+                if shard == self.number and (asked := self._asked.get(reader)) and asked.epoch == epoch:
+                    self._restored(reader)
             case Attach(reader):
                 self.forget_reader(reader)
                 # A new process has nothing to restore: of what it registers behind this no step is released.
-                self._restored.add(reader)
+                self._asked.pop(reader, None)
+            case _:
+                raise _stray(message, "control")
+
+    def _restored(self, reader: int) -> None:
+        asked = self._asked.pop(reader)
+        for route in asked.before:  # over for its gateway, whose FORGET was lost
+            self._routes[reader].discard(route)
+            self.decoder.forget(route)
+        if asked.late:
+            self._damaged()
 
     def forget_reader(self, reader: int) -> None:
         """Drop every request of a reader whose process is gone."""
@@ -288,45 +310,65 @@ class Shard:
 
     def _joined_at_most(self) -> int:
         """Return how many rows and tokens may be decoded as one: what most likely fits one egress frame."""
-        lane = self._lane(self._reader) if self.decoder.joins else None
+        lane = self._egress.lane(self._reader) if self.decoder.joins else None
         return 0 if lane is None else min(JOINED, lane.max_frame // JOINED_BYTES)
 
     def _together(self, steps: list[Checked]) -> None:
+        batch = as_batch(steps[0]) if len(steps) == 1 else join_steps(steps)
+        if batch.egress:
+            self._bad_frame(BadBatch("a BATCH with text does not belong on a step ring"))
+            return
         try:
-            self._batch(as_batch(steps[0]) if len(steps) == 1 else join_steps(steps), joined=len(steps) > 1)
-        except BadFrame as error:
-            self._bad_frame(error, known=True)
+            self._batch(batch, joined=len(steps) > 1)
+        except Stopped:
+            raise
+        except Exception as error:
+            # A fault of ours, or a step that no memory can hold: it costs its requests, not the shard, which
+            # would read the same step again after every restart.
+            log.exception("shard %d could not decode a step of %d rows", self.number, batch.rows)
+            for route in dict.fromkeys(batch.routes.tolist()):
+                if shard_of(route) == self.number and self.decoder.knows(route):
+                    self._fail(route, 500, "not_decoded", f"a step could not be decoded: {error!r}")
 
     def _alone(self, found: Checked | Message | Handover | BadFrame, tag: int, body: memoryview) -> None:
         if isinstance(found, Checked):
             self._together([found])
         elif isinstance(found, BadFrame):
-            self._damaged(found)
+            self._bad_frame(found)
+        elif isinstance(found, Tally):
+            self._tally(found)
         elif not isinstance(found, Result | ErrorFrame):
-            self._damaged(BadFrame(f"a {Tag(tag).name} frame does not belong on a step ring"))
+            self._bad_frame(_stray(found, "step"))
         elif shard_of(found.route) == self.number:
             self._pass_on(found, tag, body)
 
-    def _damaged(self, error: BadFrame) -> None:
-        """Fail what a damaged step frame names, and watch the others: it may have had rows of theirs."""
-        self._bad_frame(error, known=True)
-        self._suspects.damaged()
+    def _tally(self, tally: Tally) -> None:
+        """Pass on what is said of this shard's requests. What is not known here gets no row any more."""
+        theirs: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        for route, tokens, standing in tally.rows:
+            if shard_of(route) == self.number:
+                if standing == Standing.RUNNING and not self.decoder.knows(route):
+                    standing = Standing.ENDED
+                theirs[reader_of(route)].append((route, tokens, standing))
+        for reader, rows in theirs.items():
+            lane = self._egress.lane(reader)
+            most = tally_rows(lane.max_frame) if lane is not None else len(rows)
+            for at in range(0, len(rows), most):
+                self._egress.write(reader, Tag.TALLY, encode(Tally(tally.rank, rows[at : at + most])))
 
     def _pass_on(self, answer: Result | ErrorFrame, tag: int, body: memoryview) -> None:
         """Hand a scheduler's answer to its reader as it is, or say that the egress lane cannot take it."""
         try:
-            self._write(reader_of(answer.route), tag, body)
+            self._egress.write(reader_of(answer.route), tag, body)
         except FrameTooLarge as error:
             log.error(
                 "shard %d cannot pass on an answer: %s", self.number, error, extra={"route": answer.route}
             )
             if isinstance(answer, Result):
                 answer = ErrorFrame(answer.route, 500, "answer_too_large", str(error))
-            self._say(answer)
+            self._egress.say(answer)
 
     def _batch(self, batch: Batch, joined: bool) -> None:
-        if batch.egress:
-            raise BadBatch("a BATCH with text does not belong on a step ring", tuple(batch.routes.tolist()))
         if not batch.rows:
             return
         # Nearly always there is one reader; a step that has rows for others is decoded for each of them.
@@ -334,96 +376,20 @@ class Shard:
         while todo:
             reader = todo.pop()
             done.add(reader)
-            try:
-                merge = self._merged_at_most(reader) if joined else 0
-                rows, failures, others = self.decoder.decode(batch, self.number, reader, merge)
-            except Exception as error:
-                # A fault of ours, or a step that no memory can hold: it costs its requests, not the shard,
-                # which would read the same step again after every restart.
-                log.exception("shard %d could not decode a step of %d rows", self.number, batch.rows)
-                raise BadBatch(f"could not be decoded: {error!r}", tuple(batch.routes.tolist())) from error
+            merge = self._merged_at_most(reader) if joined else 0
+            rows, failures, others = self.decoder.decode(batch, self.number, reader, merge)
             if rows.rows:
                 self._reader = reader
-                self._write_rows(reader, rows)
+                for route, why in self._egress.write_rows(reader, rows):
+                    self._fail(route, 500, "row_too_large", why)
             for failure in failures:
                 self._lost(failure)
             todo += [other for other in others if other not in done and other not in todo]
 
     def _merged_at_most(self, reader: int) -> int:
         """Return how many bytes a request's merged row may have: few enough for a frame to take it."""
-        lane = self._lane(reader)
+        lane = self._egress.lane(reader)
         return 0 if lane is None else lane.max_frame // MERGED_SHARE
-
-    def _write_rows(self, reader: int, rows: Decoded) -> None:
-        try:
-            self._write(reader, Tag.BATCH, *rows.encode())
-        except FrameTooLarge:
-            self._write_halves(reader, rows.batch())
-
-    def _write_halves(self, reader: int, batch: Batch) -> None:
-        """Write rows in as few frames as the lane takes; a single row too large for it fails its request."""
-        for half in halves(batch) if batch.rows > 1 else (batch,):
-            try:
-                self._write(reader, Tag.BATCH, *encode_rows(half))
-            except FrameTooLarge as error:
-                if half.rows > 1:
-                    self._write_halves(reader, half)
-                else:
-                    self._fail(int(half.routes[0]), 500, "row_too_large", str(error))
-
-    def _write(self, reader: int, tag: int, *parts: Buffer) -> None:
-        """Write one frame to a reader, however long it takes to have room: so the scheduler learns of it.
-
-        A reader whose process is dead is not waited for: nobody is there to miss the frame.
-        """
-        writer = self._lane(reader)
-        if writer is None:
-            self.statistics.no_reader += 1
-            return
-        try:
-            self._write_for_sure(writer, reader, tag, *parts)
-        except CorruptLane as error:
-            self._lose_lane(reader, error)
-            self.statistics.no_reader += 1
-
-    def _write_for_sure(self, writer: LaneWriter, reader: int, tag: int, *parts: Buffer) -> None:
-        try:
-            writer.write(tag, *parts)
-            return
-        except RingFull:
-            self.statistics.waits += 1
-        while True:
-            self._beat()
-            if self._stopping():
-                raise Stopped
-            if not self._lives(reader):
-                self.statistics.no_reader += 1
-                return
-            try:
-                writer.write(tag, *parts, timeout=WAIT_S)
-                return
-            except RingFull:
-                continue
-
-    def _lane(self, reader: int) -> LaneWriter | None:
-        """Return the lane to a reader, None when it has none or a corrupt one."""
-        if reader in self._cut_off:
-            return None
-        lane = self._writers.get(reader)
-        if lane is None:
-            try:
-                lane = self._egress(reader)
-            except CorruptLane as error:
-                self._lose_lane(reader, error)
-            if lane is not None:
-                self._writers[reader] = lane
-        return lane
-
-    def _lose_lane(self, reader: int, error: CorruptLane) -> None:
-        """Go on without a reader: it finds the lane lost too, and ends its requests of this shard."""
-        self.statistics.corrupt_lanes += 1
-        self._cut_off.add(reader)
-        log.error("shard %d goes on without reader %d: %s", self.number, reader, error)
 
     def _lost(self, failure: Failure) -> None:
         if failure.too_much:
@@ -436,40 +402,21 @@ class Shard:
         )
         self._fail(failure.route, 500, "gap", message)
 
-    def _bad_frame(self, error: BadFrame, *, known: bool) -> None:
-        """Fail what a rejected frame names; a damaged name is believed only if it is a live request's."""
+    def _bad_frame(self, error: BadFrame) -> None:
+        """Note a rejected frame. Whose rows it had nobody can say: a tally tells who has too few."""
         self.statistics.bad_frames += 1
-        routes = [
-            route
-            for route in dict.fromkeys(error.routes)
-            if shard_of(route) == self.number and (not known or self.decoder.knows(route))
-        ]
-        log.error("shard %d rejected a frame naming %d of its requests: %s", self.number, len(routes), error)
-        if not routes:
-            self.statistics.unnamed_bad_frames += 1
-        for route in routes:
-            self._fail(route, 500, "bad_frame", f"a damaged frame was rejected: {error}")
+        log.error("shard %d rejected a frame: %s", self.number, error)
+        self._damaged()
 
     def _fail(self, route: int, status: int, kind: str, message: str) -> None:
         self.statistics.errors += 1
         log.error("shard %d fails %s: %s", self.number, format_route(route), message)
         self.decoder.end(route)
-        self._say(ErrorFrame(route, status, kind, message, running=True))
-
-    def _say(self, error: ErrorFrame) -> None:
-        """Write an ERROR, its texts cut to what the lane takes: they may be a client's or a scheduler's."""
-        reader = reader_of(error.route)
-        lane = self._lane(reader)
-        room = MESSAGE_BYTES if lane is None else min(MESSAGE_BYTES, lane.max_frame - ERROR_BYTES)
-        short = msgspec.structs.replace(
-            error, type=_cut(error.type, TYPE_BYTES), message=_cut(error.message, room)
-        )
-        self._write(reader, Tag.ERROR, encode(short))
+        self._egress.say(ErrorFrame(route, status, kind, message, running=True))
 
 
-def _cut(text: str, size: int) -> str:
-    """Return what of a text fits `size` bytes of UTF-8."""
-    return text.encode(errors="replace")[:size].decode(errors="ignore")
+def _stray(message: Message | Handover, ring: str) -> BadFrame:
+    return BadFrame(f"a {TAG_OF[type(message)].name} frame does not belong on a {ring} ring")
 
 
 def _content(tag: int, body: memoryview) -> Checked | Message | Handover | BadFrame:

@@ -18,7 +18,8 @@ from ..ring.names import segment_name
 from ..ring.ring import Ring
 from ..ring.writer import LaneWriter
 from .decoder import Decoder
-from .loop import Shard, Stopped
+from .errors import Stopped
+from .loop import Shard
 from .table import TokenTable
 
 log = logging.getLogger(__name__)
@@ -59,14 +60,16 @@ def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
             control.consumer(shard, bell),
             steps.consumer(shard, bell),
             lanes.to,
-            lives=lambda reader: opened.board.row(Role.READER, reader).alive,
+            lives=lambda reader: opened.board.row(Role.READER, reader).serving,
+            damaged=lambda: row.count("bad_frames"),
             beat=lambda: life.beat(loop),
             stopping=life.stopping,
+            restore_limit_s=opened.config.heartbeat_limit_s,
         )
         signal.signal(signal.SIGTERM, life.stop)
         with suppress(Stopped):  # told to end while it took over: no fault
             if row.epoch:
-                loop.take_over(row.epoch, lambda: _live_readers(opened), opened.config.heartbeat_limit_s)
+                loop.take_over(_live_readers(opened))
             row.state = State.RUNNING
             loop.run()
         life.report(loop)
@@ -140,8 +143,8 @@ class _Life:
         put("stopped", decoded.stopped)
         put("stale_rows", decoded.stale_rows)
         put("doubled_rows", decoded.doubled)
-        put("bad_frames", seen.bad_frames)
         put("full", seen.waits)
         put("wakes", seen.wakes)
         put("corrupt_lanes", seen.corrupt_lanes)
         put("no_reader", seen.no_reader)
+        put("cut_off", seen.cut_off)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..ring import Consumer, CorruptLane, Doorbell, Frame, wait
 from ..ring.board import InstanceConfig, Role, State
+from ..ring.errors import RingError
 from ..ring.families import Families, Family, Kind
 from ..ring.frames import (
     TAG_OF,
@@ -30,14 +31,18 @@ from ..ring.frames import (
     ErrorFrame,
     Generate,
     Handover,
+    Live,
     Message,
     Result,
+    Tag,
+    Tally,
     check_reader,
     decode,
     encode,
+    tally_rows,
 )
 from ..ring.instance import Instance, InstanceGone
-from ..ring.route import format_route, reader_of
+from ..ring.route import format_route, reader_of, slot_of
 from .endings import NOBODY, Endings, Finishes, checked
 from .rows import RowTable, UnknownRoute
 from .steps import StepWriter, column, in_order
@@ -46,6 +51,8 @@ log = logging.getLogger(__name__)
 
 BEAT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 200_000_000
+TALLIED: Final = 1024
+"""Requests of one TALLY, at most; there is one a heartbeat at most."""
 Column = Sequence[int] | NDArray[Any] | memoryview
 OptionalColumns = Families | Mapping[Kind, Family | None]
 
@@ -73,6 +80,10 @@ class SchedulerPort:
         self._beat_due = 0
         self._readers = instance.board.rows(Role.READER)
         self._look_due = 0
+        self._rank = rank
+        self._damage_rows = [*instance.board.rows(Role.SHARD), *self._readers]
+        self._damage = self._seen_damage()
+        self._tally_at: int | None = None
         self._closed = False
         self._pid = os.getpid()
         if self._row.owner is not None:
@@ -124,7 +135,8 @@ class SchedulerPort:
 
         What one call returns counts as handled at the next call: a scheduler that dies in between gets it
         again when it comes back. An ABORT for a request that has ended is left out. When a gateway has died,
-        or its lane is corrupt, there is an Abort for each of its live requests, once.
+        or its lane is corrupt, there is an Abort for each of its live requests, once. What was damaged on its
+        way is not handed out: an ABORT comes again, a request ends for its client with an error.
         """
         self._maybe_beat()
         if self._consumer is None:
@@ -136,12 +148,14 @@ class SchedulerPort:
                 message = decode(frame[1], frame[2])
                 check_reader(message, frame[0])
             except BadFrame as error:
-                whose = {"route": error.routes[0]} if error.routes else None
-                log.error("dropped a frame of gateway %d: %s", frame[0], error, extra=whose)
+                # That gateway sees the count, and says what it has (LIVE): so what was lost is found.
+                log.error("dropped a frame of gateway %d: %s", frame[0], error)
                 self._row.count("bad_frames")
                 continue
             if isinstance(message, Attach):
                 messages += self._orphans(message.reader)
+            elif isinstance(message, Live):
+                messages += self._compare(message)
             elif self._accept(message, frame[0]):
                 messages.append(message)  # type: ignore[arg-type]
         return messages
@@ -304,11 +318,33 @@ class SchedulerPort:
 
     def _orphans(self, reader: int) -> list[Abort]:
         """End the live requests of a gateway that is gone; return an Abort for each."""
-        orphans = [int(route) for route in self._table.live() if reader_of(int(route)) == reader]
-        for route in orphans:
+        return self._end([int(route) for route in self._table.live() if reader_of(int(route)) == reader])
+
+    def _end(self, routes: list[int]) -> list[Abort]:
+        for route in routes:
             self._table.end(route)
-        self._row.count("aborts", len(orphans))
-        return [Abort(route) for route in orphans]
+        self._row.count("aborts", len(routes))
+        return [Abort(route) for route in routes]
+
+    def _compare(self, theirs: Live) -> list[Abort]:
+        """Compare what a gateway has with what is live here; return an Abort for each that it has not.
+
+        A request of its that never came here was lost: it is noted as one that has ended, and so the next
+        tally tells its gateway.
+        """
+        stated = set(theirs.routes)
+        for route in stated:
+            if self._is_theirs(route, theirs) and not self._table.knows(route):
+                log.error("gateway %d has %s, which never came: it ends", theirs.reader, format_route(route))
+                self._table.open(route, 0)
+                self._table.end(route)
+                self._tally_at = 0
+        live = [int(route) for route in self._table.live()]
+        return self._end([route for route in live if self._is_theirs(route, theirs) and route not in stated])
+
+    def _is_theirs(self, route: int, theirs: Live) -> bool:
+        inside = theirs.first <= slot_of(route) < min(theirs.end, self._instance.config.slots)
+        return inside and reader_of(route) == theirs.reader
 
     def _of_the_dead(self) -> list[Abort]:
         """Look, now and then, for gateways that died and were not replaced."""
@@ -367,3 +403,26 @@ class SchedulerPort:
         for name, value in zip(("frames", "rows", "tokens"), self._table.pushed, strict=True):
             self._row.put(name, value)
         self._row.put("stale_rows", self._table.stale_rows)
+        self._maybe_tally()
+
+    def _maybe_tally(self) -> None:
+        """Tell how many tokens each request has had when somebody may have lost some: a bit at a time.
+
+        That is when a shard or a gateway has rejected a frame, or a shard is a new process.
+        """
+        if (damage := self._seen_damage()) != self._damage:
+            self._damage, self._tally_at = damage, 0
+        if self._tally_at is None:
+            return
+        limit = min(TALLIED, tally_rows(self._writer.max_frame))
+        rows, rest = self._table.standings(self._tally_at, limit)
+        if rows:
+            try:
+                self._writer.write(Tag.TALLY, encode(Tally(self._rank, rows)))
+            except RingError as error:  # full: later
+                log.debug("a tally goes on in a moment: %s", error)
+                return
+        self._tally_at = rest
+
+    def _seen_damage(self) -> list[tuple[int, int]]:
+        return [(row.epoch, row.get("bad_frames")) for row in self._damage_rows]

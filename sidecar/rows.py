@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring.frames import MAX_ROUTE
-from ..ring.route import format_route
+from ..ring.frames import MAX_ROUTE, Standing
+from ..ring.route import format_route, reader_of, slot_of
 from ._rows import ffi, lib
 
 _SLOT: Final = np.dtype(
@@ -148,6 +148,30 @@ class RowTable:
         """Return the routes of all live requests, u64[n]."""
         routes: NDArray[np.uint64] = self._entries["route"][self._entries["live"] != 0]
         return routes
+
+    def knows(self, route: int) -> bool:
+        """Whether the request was received, whether it has ended or not.
+
+        Raises:
+            UnknownRoute: the route's reader or slot is not in this instance.
+        """
+        self.is_live(route)
+        return bool(self._entries["route"][reader_of(route) * self._slots + slot_of(route)] == route)
+
+    def standings(self, start: int, limit: int) -> tuple[list[tuple[int, int, int]], int | None]:
+        """Return (route, tokens pushed, Standing) of up to `limit` requests, and where the next ones begin.
+
+        From entry `start` on (0: the first); a request is told until its slot is used again. The second is
+        None when those were the last.
+        """
+        entries = self._entries[start:]
+        found = np.flatnonzero(entries["route"])[: limit + 1]
+        rest = start + int(found[limit]) if len(found) > limit else None
+        entries = entries[found[:limit]]
+        running = np.where(entries["prompt"] == 0, Standing.CONTROL, Standing.RUNNING)
+        standing = np.where(entries["live"] == 0, Standing.ENDED, running)
+        columns = (entries["route"].tolist(), entries["emitted"].tolist(), standing.tolist())
+        return list(zip(*columns, strict=True)), rest
 
     def refuse_route(self, row: int, route: int) -> NoReturn:
         """Say why a row of a step is refused: ValueError for a control request's, else UnknownRoute."""

@@ -17,7 +17,8 @@ from .channel import (
 )
 from .columns import Columns, Flat, Hidden, Ragged
 from .events import ChunkEvent, Control, Done, Error, Frame, Item
-from .reader import Progress, Reader, ReaderStatistics
+from .live import Progress, ReaderStatistics
+from .reader import Reader
 
 __all__ = [
     "ChunkEvent",

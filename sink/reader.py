@@ -18,13 +18,14 @@ import msgspec
 from ..ring import Consumer, CorruptLane, Frame, RingClosed, wait
 from ..ring.checked import Checked, check_batch
 from ..ring.finish import FinishReason
-from ..ring.frames import BadFrame, ErrorFrame, Handover, Result, Tag, Takeover, decode
+from ..ring.frames import TAG_OF, BadFrame, ErrorFrame, Result, Standing, Tag, Takeover, Tally, decode
 from ..ring.route import format_route, reader_of, shard_of
-from ..ring.suspects import Suspects
-from ._deliver import LiveFields, deliver
-from .channel import FOLD_AT, Channel, SinkClosed, SinkFull, SinkSender
+from ._deliver import deliver
+from .channel import FOLD_AT, SinkClosed, SinkFull, SinkSender
 from .columns import columns_of
 from .events import ChunkEvent, Control, Error
+from .live import Live, Progress, ReaderStatistics
+from .suspects import Suspects
 from .waiting import Waiter, wake
 
 log = logging.getLogger(__name__)
@@ -36,66 +37,6 @@ REMEMBERED = 1 << 13
 IDLE_S = 1.0
 # How soon a refused abort is tried again when nothing else wakes the reader.
 RETRY_S = 0.02
-
-
-class ReaderStatistics(msgspec.Struct):
-    """What a reader has seen since its start."""
-
-    frames: int = 0
-    rows: int = 0
-    delivered: int = 0
-    """Rows that became events."""
-    stale_rows: int = 0
-    """Rows of requests that are not live: ended, or never registered here; dropped."""
-    stale_messages: int = 0
-    """Results and errors of such requests; dropped."""
-    doubled: int = 0
-    """Rows delivered before; dropped."""
-    gaps: int = 0
-    bad_frames: int = 0
-    unnamed_bad_frames: int = 0
-    """Of these, those that named no live request."""
-    sinks_full: int = 0
-    handlers_gone: int = 0
-    errors: int = 0
-    """ERROR frames."""
-    aborts: int = 0
-    aborts_waiting: int = 0
-    """Aborts that `on_abort` refused so far; tried again each turn."""
-    live: int = 0
-
-
-class Live(LiveFields):
-    """One request, from registration to its ending.
-
-    channel is its sink's, next the `first` that its next row must have, ids all ids delivered (i32).
-    """
-
-    __slots__ = ("rid", "route", "sender")
-
-    channel: Channel
-
-    def __init__(self, route: int, rid: str, sender: SinkSender) -> None:
-        super().__init__(sender.channel)
-        self.route = route
-        self.rid = rid
-        self.sender = sender  # held: a sender that is dropped ends its stream
-
-    @property
-    def text_bytes(self) -> int:
-        """Bytes of text sent: what the channel counted, less the rest of it."""
-        return self.channel.sent - len(self.ids) - self.columns_bytes
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """How far a live request has come: what a RESTORE says."""
-
-    route: int
-    rid: str
-    ids: bytes
-    """Every output id delivered, i32 little-endian."""
-    text_bytes: int
-    """Bytes of UTF-8 text delivered with them."""
 
 
 class Reader:
@@ -131,7 +72,8 @@ class Reader:
         # Which reader this is, as soon as a route tells.
         self._index: int | None = None
         self._corrupt: set[int] = set()
-        self._suspects = Suspects(lambda: list(self._live), self._came)
+        self._cut_off: frozenset[int] = frozenset()
+        self._suspects = Suspects(self._came)
         self._requests: deque[Callable[[], None]] = deque()
         self._aborts: deque[tuple[int, str, str]] = deque()
         self._wakes: list[Waiter] = []
@@ -153,7 +95,7 @@ class Reader:
         live.channel.on_gone = lambda: self.abort(route, "handler gone")
         if live.channel.gone:
             self.abort(route, "handler gone")
-        elif shard_of(route) in self._corrupt:
+        elif shard_of(route) in self.lost_shards:
             self.abort(route, "corrupt lane", _corrupt_lane(shard_of(route)))
 
     def unregister(self, route: int) -> bool:
@@ -186,6 +128,22 @@ class Reader:
         routes = list(self._live)
         self.call(lambda: self._fail_now(error, routes, abort))
 
+    def doubt(self) -> None:
+        """Watch what is live now: a rank's lane is lost, nobody knows whose rows came by it. Any thread."""
+        routes = list(self._live)
+        self.call(lambda: self._suspects.doubt(routes, time.monotonic()))
+
+    def cut_off(self, shards: frozenset[int]) -> None:
+        """Say which shards cannot reach this reader: what is live with one ends. On the draining thread."""
+        for shard in shards - self._cut_off:
+            self._lose_shard(shard)
+        self._cut_off = shards
+
+    @property
+    def lost_shards(self) -> frozenset[int]:
+        """Shards that can deliver nothing here: a request registered with one ends at once."""
+        return self._cut_off | self._corrupt
+
     def progress(self, shard: int) -> list[Progress]:
         """Return how far each live request of a shard has come. On the draining thread.
 
@@ -212,8 +170,8 @@ class Reader:
             frames = self._read(limit)
             if frames:
                 self._handle(frames)
-            if self._suspects.any:
-                self._fail_now(_row_lost(), self._suspects.silent(time.monotonic()), "row lost")
+            if silent := self._suspects.silent(time.monotonic()):
+                self._fail_now(_lost_rank(), silent, "corrupt lane")
         finally:  # also when the ring cannot be read: who was sent something must hear of it
             if self._wakes:
                 wakes, self._wakes = self._wakes, []
@@ -260,9 +218,12 @@ class Reader:
         except CorruptLane as error:
             log.error("egress lane lost: %s", error)
             self._corrupt.add(error.lane)
-            lost = [route for route in list(self._live) if shard_of(route) == error.lane]  # others register
-            self._fail_now(_corrupt_lane(error.lane), lost, "corrupt lane")
+            self._lose_shard(error.lane)
             return []
+
+    def _lose_shard(self, shard: int) -> None:
+        lost = [route for route in list(self._live) if shard_of(route) == shard]  # others register
+        self._fail_now(_corrupt_lane(shard), lost, "corrupt lane")
 
     def _handle(self, frames: list[Frame]) -> None:
         """Handle frames, then give their room back: a reader that dies in between is read to again."""
@@ -271,8 +232,9 @@ class Reader:
             try:
                 self._frame(lane, tag, body)
             except Exception:
-                # One frame must not end everybody: whoever misses a row of it is failed by the gap.
+                # One frame must not end everybody: a tally tells who misses a row of it.
                 log.exception("a frame from shard %d could not be handled", lane)
+                self._stats.bad_frames += 1
         self._egress.release()
 
     def _frame(self, lane: int, tag: int, body: memoryview) -> None:
@@ -288,17 +250,17 @@ class Reader:
             self._result(message)
         elif isinstance(message, ErrorFrame):
             self._error(message)
+        elif isinstance(message, Tally):
+            self._tally(lane, message)
         elif isinstance(message, Takeover) and message.shard == lane:
             self._on_takeover(message.shard, message.epoch)
         else:
-            named = () if isinstance(message, Handover) else (message.route,)
-            stray = f"a {Tag(tag).name} frame does not belong on an egress ring"
-            self._bad_frame(lane, BadFrame(stray, named))
+            self._bad_frame(lane, BadFrame(f"a {TAG_OF[type(message)].name} frame does not belong here"))
 
     def _batch(self, step: Checked) -> None:
         """Deliver each row: the usual ones in the C core, all others in `odd`, in order."""
         if step.text_at is None:
-            raise BadFrame("a BATCH without text does not belong on an egress ring", _routes(step))
+            raise BadFrame("a BATCH without text does not belong on an egress ring")
         finishes: dict[int, FinishReason] = dict(step.finishes)
         having, columns = columns_of(step.families, step.texts) if step.families else ([], [])
         odd_delivered = 0
@@ -378,17 +340,23 @@ class Reader:
         return None if live is None else live.next
 
     def _bad_frame(self, lane: int, error: BadFrame) -> None:
-        """End what a rejected frame names, and watch the others: it may have had rows of theirs."""
+        """Note a rejected frame. Whose rows it had nobody can say: a tally tells who has too few."""
         self._stats.bad_frames += 1
-        self._suspects.damaged()
-        named = [live for route in dict.fromkeys(error.routes) if (live := self._live.get(route))]
-        if not named:
-            self._stats.unnamed_bad_frames += 1
-        log.error("rejected a frame from shard %d naming %d live requests: %s", lane, len(named), error)
-        for live in named:
-            self._fail_live(
-                live, Error(500, "bad_frame", f"a damaged frame was rejected: {error}"), "bad frame"
-            )
+        log.error("rejected a frame from shard %d: %s", lane, error)
+
+    def _tally(self, lane: int, tally: Tally) -> None:
+        """End who has had less than was sent: all that was came before this in the lane, or never will."""
+        for route, tokens, standing in tally.rows:
+            live = self._live.get(route)
+            if live is None or shard_of(route) != lane:
+                continue
+            if tokens > live.next or standing == Standing.ENDED:
+                self._stats.lost += 1
+                message = f"{live.next} of {tokens} tokens came, or its end did not: a damaged frame had them"
+                log.error("%s has lost something: %s", format_route(route), message)
+                self._fail_live(live, Error(500, "frame_lost", message), "frame lost")
+            elif tally.rank or tokens or standing == Standing.CONTROL:
+                self._suspects.vouch(route)  # not so what rank 0 may have handed to another one
 
     def _unexpected(self, live: Live | None, route: int, first: int, generated: int) -> None:
         """A row that is not the next one of a live request: stale, doubled, or behind a gap."""
@@ -481,9 +449,5 @@ def _corrupt_lane(shard: int) -> Error:
     )
 
 
-def _row_lost() -> Error:
-    return Error(500, "row_lost", "no row has come since a damaged frame, which may have held the last one")
-
-
-def _routes(step: Checked) -> tuple[int, ...]:
-    return tuple(step.routes().tolist())
+def _lost_rank() -> Error:
+    return Error(500, "corrupt_lane", "a step lane is corrupt, and no row has come by another one since")

@@ -9,7 +9,7 @@ import pytest
 from outfeed.gateway.lanes import LaneWatch
 from outfeed.gateway.restoring import Restoring
 from outfeed.ring import CorruptLane, Ring
-from outfeed.sink.reader import Progress
+from outfeed.sink import Progress
 
 NUMBERS = itertools.count()
 READER = 1

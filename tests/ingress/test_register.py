@@ -275,3 +275,40 @@ def test_many_threads_register_and_end_in_order() -> None:
         seen.setdefault(message.route, []).append(tag)
     assert len(seen) == 200
     assert all(tags == [Tag.REGISTER, Tag.GENERATE, Tag.FORGET] for tags in seen.values())
+
+
+def test_the_scheduler_is_told_what_was_submitted_and_has_not_ended() -> None:
+    """Not what has a route and was not submitted yet: it never got that."""
+    rig = Rig(slots=8)
+    rig.ingress.open(prompt("not submitted"))
+    running, ended = rig.ingress.open(prompt("a")), rig.ingress.open(prompt("b"))
+    control = rig.ingress.open_control("c")
+    rig.ingress.submit(running)
+    rig.ingress.submit(ended)
+    rig.ingress.submit_control(control, "health")
+    rig.ingress.end(ended.route)
+    rig.log.clear()
+    assert rig.ingress.live_from(0) == 8
+    ((lane, tag, live),) = rig.log
+    assert (lane, tag) == ("request", Tag.LIVE)
+    assert (live.reader, live.first, live.end) == (0, 0, 8)
+    assert sorted(live.routes) == sorted([running.route, control.route])
+
+
+def test_what_is_live_is_told_in_frames_that_fit() -> None:
+    rig = Rig(slots=300)
+    tickets = [rig.ingress.open(prompt(str(at))) for at in range(300)]
+    for ticket in tickets:
+        rig.ingress.submit(ticket)
+    rig.log.clear()
+    rig.request.max_frame = 1024
+    slot = 0
+    while slot < 300:
+        slot = rig.ingress.live_from(slot)
+    told = [live for _, _, live in rig.log]
+    assert [live.first for live in told[1:]] == [live.end for live in told[:-1]]
+    assert sorted(route for live in told for route in live.routes) == sorted(t.route for t in tickets)
+    assert all(len(encode(live)) <= 1024 for live in told)
+    rig.request.error = RingFull("full")
+    with pytest.raises(RingFull):
+        rig.ingress.live_from(0)

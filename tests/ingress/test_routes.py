@@ -125,3 +125,14 @@ def test_threads_never_share_a_route() -> None:
         thread.join()
     assert len(set(seen)) == len(seen) == 2000
     assert table.loads() == [0, 0, 0]
+
+
+def test_a_shard_that_can_deliver_nothing_gets_no_request_while_there_are_others() -> None:
+    table = RouteTable(0, shards=3, slots=40)
+    table.avoid(frozenset({1}))
+    assert {shard_of(table.acquire()) for _ in range(10)} == {0, 2}
+    assert shard_of(table.acquire(1)) == 1, "a health check asks for it"
+    table.avoid(frozenset({0, 1, 2}))
+    assert shard_of(table.acquire()) == 1
+    table.avoid(frozenset())
+    assert {shard_of(table.acquire()) for _ in range(12)} == {0, 1, 2}

@@ -14,16 +14,17 @@ from typing import Any
 
 from outfeed.shards import launcher
 from outfeed.shards.decoder import Decoder
+from outfeed.shards.egress import Egress
 from outfeed.shards.loop import Shard
 
 POINTS: dict[str, tuple[Any, str, bool]] = {
     # name: (class, method, die before the call rather than after it)
     "registered": (Decoder, "register", False),
-    "decoded, not written": (Shard, "_write", True),
-    "written, not released": (Shard, "_write", False),
+    "decoded, not written": (Egress, "write", True),
+    "written, not released": (Egress, "write", False),
     "one restored": (Decoder, "restore", False),
     "all restored": (Shard, "take_over", False),
-    "supervisor and shard": (Shard, "_write", True),
+    "supervisor and shard": (Egress, "write", True),
 }
 
 

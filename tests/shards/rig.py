@@ -10,7 +10,10 @@ from outfeed.ring.frames import (
     Handover,
     Message,
     Register,
+    Restore,
+    Restored,
     Tag,
+    Takeover,
     decode,
     encode,
 )
@@ -20,6 +23,13 @@ from outfeed.shards.loop import Shard
 from outfeed.shards.table import TokenTable
 
 ROUTE = make_route(0, 0, 5, 1)
+
+
+def flipped(body: bytes, bit: int = 100) -> bytes:
+    """Return a body with one bit changed."""
+    changed = bytearray(body)
+    changed[bit // 8 % len(body)] ^= 1 << bit % 8
+    return bytes(changed)
 
 
 class Rig:
@@ -42,22 +52,46 @@ class Rig:
         self.readers: list[Consumer] = [self.rings[f"egress{n}"].consumer(0, self.bell) for n in (0, 1)]
         self.stop = False
         self.beats = 0
+        self.damages = 0
+        self.live: dict[int, Register] = {}
+        self.deaf: set[int] = set()
+        """Gateways that do not answer when they are asked for all they have."""
+        self._heard: list[list[Batch | Message | Handover]] = [[], []]
         self.shard = Shard(
             0,
             Decoder(table),
             self.rings["control"].consumer(0, self.bell),
             self.rings["step"].consumer(0, self.bell),
             lambda reader: self.rings[f"egress{reader}"].writer(0) if reader < 2 else None,
+            damaged=self.damaged,
             beat=self.beat,
             stopping=lambda: self.stop,
         )
 
     def beat(self) -> None:
+        """What happens while the shard waits: gateways answer a TAKEOVER."""
         self.beats += 1
+        for reader in {0, 1} - self.deaf:
+            for message in self._listen(reader):
+                self._heard[reader].append(message)
+                if isinstance(message, Takeover):
+                    self.restore(reader, message.epoch)
+
+    def damaged(self) -> None:
+        assert self.rings["step"].stats().consumers[0].lag or self.rings["control"].stats().consumers[0].lag
+        self.damages += 1
+
+    def restore(self, reader: int, epoch: int) -> None:
+        """Say what is live with that gateway: none of it has had a token."""
+        for route, known in self.live.items():
+            if reader_of(route) == reader:
+                self.say(Restore(route, known.rid, known.options, b"", 0, b"", 0))
+        self.controls[reader].write(Tag.RESTORED, encode(Restored(reader, 0, epoch)))
 
     def register(self, *routes: int, options: DecodeOptions | None = None) -> None:
         for route in routes:
-            self.say(Register(route, f"rid-{route}", options or DecodeOptions(), b"", 0))
+            self.live[route] = Register(route, f"rid-{route}", options or DecodeOptions(), b"", 0)
+            self.say(self.live[route])
 
     def say(self, message: Message) -> None:
         self.controls[reader_of(message.route)].write(TAG_OF[type(message)], encode(message))
@@ -85,6 +119,10 @@ class Rig:
 
     def hear(self, reader: int = 0) -> list[Batch | Message | Handover]:
         """What a reader got, copied out of the ring."""
+        heard, self._heard[reader] = self._heard[reader] + self._listen(reader), []
+        return heard
+
+    def _listen(self, reader: int) -> list[Batch | Message | Handover]:
         heard: list[Batch | Message | Handover] = []
         while frames := self.readers[reader].read():
             for _, tag, body in frames:
@@ -98,3 +136,35 @@ class Rig:
             ring.close()
             ring.unlink()
         self.bell.close()
+
+
+def only_batch(heard: list[Batch | Message | Handover]) -> Batch:
+    (batch,) = heard
+    assert isinstance(batch, Batch)
+    return batch
+
+
+def turn_and_hear(rig: Rig) -> list[Batch]:
+    """Turn until nothing is left, reading whenever the shard waits for room."""
+    got: list[Batch] = []
+
+    def beat() -> None:
+        rig.beats += 1
+        if rig.shard.statistics.waits:
+            got.extend(batch for batch in rig.hear() if isinstance(batch, Batch))
+
+    rig.shard._beat = beat
+    while rig.shard.turn():
+        pass
+    return got + [batch for batch in rig.hear() if isinstance(batch, Batch)]
+
+
+def said_by(batches: list[Batch]) -> dict[int, int]:
+    """How many tokens each request said; each of its rows follows on the one before it."""
+    said: dict[int, int] = {}
+    for batch in batches:
+        columns = (batch.routes.tolist(), batch.first.tolist(), batch.generated.tolist())
+        for route, first, made in zip(*columns, strict=True):
+            assert first == said.get(route, 0)
+            said[route] = first + made
+    return said

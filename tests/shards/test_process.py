@@ -21,7 +21,7 @@ from outfeed.ring.instance import Instance, leftovers
 from outfeed.ring.names import segment_name
 from outfeed.ring.route import make_route
 from outfeed.shards.decoder import DecoderStatistics
-from outfeed.shards.loop import ShardStatistics
+from outfeed.shards.egress import ShardStatistics
 from outfeed.shards.shard import _Life, run_shard
 from outfeed.shards.supervisor import fork_child
 from outfeed.shards.table import TokenTable
@@ -104,7 +104,7 @@ def test_each_count_of_a_shard_is_on_the_board_under_its_own_name(instance: Inst
     row = instance.board.row(Role.SHARD, 0)
     decoded = DecoderStatistics(rows=1, tokens=2, doubled=3, ended=4, stopped=5, stale_rows=14)
     seen = ShardStatistics(
-        steps=6, controls=7, bad_frames=8, waits=9, wakes=10, errors=11, corrupt_lanes=15, no_reader=16
+        steps=6, controls=7, waits=9, wakes=10, errors=11, corrupt_lanes=15, no_reader=16, cut_off=17
     )
     loop: Any = SimpleNamespace(statistics=seen, decoder=SimpleNamespace(statistics=decoded, live=12))
     _Life(instance, row).report(loop)
@@ -118,11 +118,11 @@ def test_each_count_of_a_shard_is_on_the_board_under_its_own_name(instance: Inst
         "doubled_rows": 3,
         "stale_rows": 14,
         "errors": 11,
-        "bad_frames": 8,
         "full": 9,
         "wakes": 10,
         "corrupt_lanes": 15,
         "no_reader": 16,
+        "cut_off": 17,
     }
 
 

@@ -1,0 +1,147 @@
+"""What a port does when frames were damaged: it finds what it never got, and tells who has lost a row."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from outfeed.ring import RingFull
+from outfeed.ring.board import Role
+from outfeed.ring.frames import TAG_OF, Abort, Control, Live, Standing, Tag, Tally, decode, encode
+from outfeed.ring.route import make_route
+from outfeed.sidecar import FinishReason, SchedulerPort
+
+from .conftest import Bench
+from .test_port import OTHERS, A, B, generate
+
+NEVER_CAME, CONTROL = make_route(0, 0, 3, 1), make_route(0, 0, 4, 1)
+
+
+@pytest.fixture
+def port(bench: Bench) -> Iterator[SchedulerPort]:
+    with SchedulerPort.attach(bench.name) as port:
+        yield port
+
+
+def beat(port: SchedulerPort) -> None:
+    port._beat_due = 0
+    assert port.alive
+
+
+def tallies(bench: Bench) -> list[Tally]:
+    heard = [decode(tag, body) for _, tag, body in bench.shard.read() if tag != Tag.BATCH]
+    return [tally for tally in heard if isinstance(tally, Tally)]
+
+
+def say(bench: Bench, live: Live) -> None:
+    bench.gateway.write(Tag.LIVE, encode(live))
+
+
+@pytest.mark.parametrize("role", [Role.SHARD, Role.READER])
+@pytest.mark.parametrize("sign", ["rejected", "replaced"])
+def test_a_frame_rejected_or_a_process_replaced_is_answered_with_a_tally_once(
+    bench: Bench, port: SchedulerPort, role: Role, sign: str
+) -> None:
+    bench.send(generate(A), generate(B), Control(CONTROL, "rid", "health"))
+    bench.other.write(Tag.GENERATE, encode(generate(OTHERS)))
+    assert len(port.recv()) == 4
+    port.push_tokens([A, B, OTHERS], [7, 8, 9, 9], [1, 1, 2], finishes={1: FinishReason.length(1)})
+    beat(port)
+    assert tallies(bench) == []
+    row = bench.instance.board.row(role, 0)
+    row.count("bad_frames") if sign == "rejected" else row.count_replacement()
+    for _ in range(3):
+        beat(port)
+    (tally,) = tallies(bench)
+    assert tally.rank == 0
+    assert sorted(tally.rows) == sorted(
+        [
+            (A, 1, Standing.RUNNING),
+            (B, 1, Standing.ENDED),
+            (CONTROL, 0, Standing.CONTROL),
+            (OTHERS, 2, Standing.RUNNING),
+        ]
+    )
+
+
+def test_a_tally_goes_on_until_all_is_told(
+    bench: Bench, port: SchedulerPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit at a time, and behind a full ring later."""
+    monkeypatch.setattr("outfeed.sidecar.port.TALLIED", 3)
+    routes = [make_route(0, 0, slot, 1) for slot in range(0, 64, 7)]
+    bench.send(*(generate(route) for route in routes))
+    port.recv()
+    bench.instance.board.row(Role.SHARD, 0).count("bad_frames")
+    for _ in range(6):
+        beat(port)
+    heard = tallies(bench)
+    assert [len(tally.rows) for tally in heard] == [3, 3, 3, 1]
+    assert [route for tally in heard for route, _, _ in tally.rows] == routes
+
+
+def test_a_full_ring_puts_a_tally_off(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(A))
+    port.recv()
+    port._beat_due = 1 << 62  # until it is full
+    for ids in ([1] * 1000, [1]):
+        with contextlib.suppress(RingFull):
+            while True:
+                port.push_tokens([A], ids, [len(ids)])
+    bench.instance.board.row(Role.SHARD, 0).count("bad_frames")
+    beat(port)
+    told = 0
+    while frames := bench.shard.read():
+        told += sum(tag == Tag.TALLY for _, tag, _ in frames)
+        bench.shard.release()
+    assert told == 0
+    beat(port)
+    assert [tally.rows[0][0] for tally in tallies(bench)] == [A]
+
+
+def test_a_request_that_never_came_is_told_as_ended(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(A))
+    port.recv()
+    say(bench, Live(0, 0, 64, [A, NEVER_CAME]))
+    assert port.recv() == []
+    beat(port)
+    (tally,) = tallies(bench)
+    assert (NEVER_CAME, 0, Standing.ENDED) in tally.rows
+    assert (A, 0, Standing.RUNNING) in tally.rows
+    bench.send(generate(B))
+    assert [type(message).__name__ for message in port.recv()] == ["Generate"]
+
+
+def test_what_a_gateway_no_longer_has_is_aborted_once(bench: Bench, port: SchedulerPort) -> None:
+    """Its ABORT was damaged. Another gateway's requests, and slots not spoken of, are left alone."""
+    beyond = make_route(0, 0, 40, 1)
+    bench.send(generate(A), generate(B), generate(beyond))
+    bench.other.write(Tag.GENERATE, encode(generate(OTHERS)))
+    port.recv()
+    for _ in range(2):
+        say(bench, Live(0, 0, 40, [A]))
+    bench.send(Abort(B))
+    assert port.recv() == [Abort(B)]
+    assert [port.is_live(route) for route in (A, B, beyond, OTHERS)] == [True, False, True, True]
+
+
+def test_a_gateway_says_nothing_of_anothers_requests(bench: Bench, port: SchedulerPort) -> None:
+    bench.other.write(Tag.GENERATE, encode(generate(OTHERS)))
+    port.recv()
+    say(bench, Live(1, 0, 64, []))
+    say(bench, Live(0, 0, 1 << 20, [OTHERS, make_route(0, 0, 1 << 19, 1)]))
+    assert port.recv() == []
+    assert port.is_live(OTHERS)
+    beat(port)
+    assert tallies(bench) == []
+
+
+@pytest.mark.parametrize("bit", range(0, 400, 41))
+def test_a_damaged_frame_is_counted_and_hands_out_nothing(
+    bench: Bench, port: SchedulerPort, bit: int
+) -> None:
+    body = bytearray(encode(generate(A)))
+    body[bit // 8] ^= 1 << bit % 8
+    bench.gateway.write(TAG_OF[type(generate(A))], bytes(body))
+    bench.send(generate(B))
+    assert [message.route for message in port.recv()] == [B]
+    assert bench.instance.board.row(Role.SCHEDULER, 0).get("bad_frames") == 1
