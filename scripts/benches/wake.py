@@ -15,6 +15,7 @@ over all rounds. `vs_c_futex_p50` is ours over the C futex's; the `_over_` ratio
 """
 
 import ctypes
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -26,11 +27,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import zmq
-from benches.transports import FORK
 from outfeed.ring import Consumer, Doorbell, LaneWriter, Ring, segment, wait
 from outfeed.ring.doorbell import LONGEST_SPIN_S
 
+FORK = multiprocessing.get_context("fork")
 PAUSE_S = 200e-6
 BODY = bytes(64)
 Trip = Callable[[], object]
@@ -124,6 +124,8 @@ def pipe(wakes: list[int]) -> Iterator[Trip]:
 @contextmanager
 def pyzmq(wakes: list[int]) -> Iterator[Trip]:
     """pyzmq PAIR over ipc."""
+    import zmq
+
     with tempfile.TemporaryDirectory(prefix="outfeed-bench-") as folder:
         address = f"ipc://{folder}/wake"
 
