@@ -23,7 +23,7 @@ REMEMBER: Final = 1 << 16
 
 
 class Requests:
-    """The requests of a rank 0 port, by rid. `recv`, `push_tokens` and `push` in place of the port's.
+    """A port's requests, by rid. `recv`, `adopt`, `push_tokens` and `push` in place of the port's.
 
     Two gateways may have a request of the same rid at the same time, and a client may use a rid again while
     a step of its first request is still being computed. So a rid is one request's for as long as `remember`
@@ -44,6 +44,11 @@ class Requests:
         return [
             msgspec.structs.replace(message, rid=self._rid(message)) for message in self._port.recv(limit)
         ]
+
+    def adopt(self, request: Generate) -> str:
+        """Take on a request that another rank received; return the rid it has here."""
+        self._port.adopt(request)
+        return self._rid(request)
 
     def route_of(self, rid: str) -> int:
         """Return a request's route, for `push_result`, `push_error` and whatever else the port does.
