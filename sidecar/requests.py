@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring.finish import FinishReason
 from ..ring.frames import Abort, Control, Generate
 from ..ring.route import format_route
+from .endings import Reason
 from .port import Column, OptionalColumns, SchedulerPort
 from .rows import UnknownRoute
 
@@ -67,7 +67,7 @@ class Requests:
         ids: Column,
         counts: Column | None = None,
         *,
-        finishes: Mapping[str, FinishReason | Mapping[str, Any]] | None = None,
+        finishes: Mapping[str, Reason] | None = None,
         families: OptionalColumns | None = None,
         timeout: float = 0.0,
     ) -> None:
@@ -82,7 +82,7 @@ class Requests:
         except KeyError as unknown:
             self.route_of(unknown.args[0])
             raise
-        ended: dict[int, FinishReason | Mapping[str, Any]] = {}
+        ended: dict[int, Reason] = {}
         if finishes:
             row_of = {rid: row for row, rid in enumerate(rids)}
             try:
@@ -95,7 +95,7 @@ class Requests:
         self,
         tokens: Mapping[str, Sequence[int] | NDArray[Any]],
         *,
-        finishes: Mapping[str, FinishReason | Mapping[str, Any]] | None = None,
+        finishes: Mapping[str, Reason] | None = None,
         families: OptionalColumns | None = None,
         timeout: float = 0.0,
     ) -> None:
