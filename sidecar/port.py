@@ -133,6 +133,7 @@ class SchedulerPort:
     def recv(self, limit: int = 1024) -> list[Generate | Abort | Control]:
         """Return what the gateways sent since the last call, oldest first; [] when nothing did.
 
+        limit: frames to take in at most, 1 to 4096.
         What one call returns counts as handled at the next call: a scheduler that dies in between gets it
         again when it comes back. An ABORT for a request that has ended is left out. When a gateway has died,
         or its lane is corrupt, there is an Abort for each of its live requests, once. What was damaged on its
@@ -142,7 +143,7 @@ class SchedulerPort:
         if self._consumer is None:
             return []
         self._consumer.release()
-        messages: list[Generate | Abort | Control] = [*self._of_the_dead()]
+        messages: list[Generate | Abort | Control] = []
         for frame in self._frames(self._consumer, limit, messages):
             try:
                 message = decode(frame[1], frame[2])
@@ -158,6 +159,8 @@ class SchedulerPort:
                 messages += self._compare(message)
             elif self._accept(message, frame[0]):
                 messages.append(message)  # type: ignore[arg-type]
+        # Last: what it returns is told once, and a read that raises would lose it.
+        messages += self._of_the_dead()
         return messages
 
     def wait(self, timeout: float) -> bool:

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring.finish import FinishReason
 from ..ring.frames import Abort, Control, Generate
 from ..ring.route import format_route
+from .endings import Reason
 from .port import Column, OptionalColumns, SchedulerPort
 from .rows import UnknownRoute
 
@@ -23,7 +23,7 @@ REMEMBER: Final = 1 << 16
 
 
 class Requests:
-    """The requests of a rank 0 port, by rid. `recv`, `push_tokens` and `push` in place of the port's.
+    """A port's requests, by rid. `recv`, `adopt`, `push_tokens` and `push` in place of the port's.
 
     Two gateways may have a request of the same rid at the same time, and a client may use a rid again while
     a step of its first request is still being computed. So a rid is one request's for as long as `remember`
@@ -45,6 +45,11 @@ class Requests:
             msgspec.structs.replace(message, rid=self._rid(message)) for message in self._port.recv(limit)
         ]
 
+    def adopt(self, request: Generate) -> str:
+        """Take on a request that another rank received; return the rid it has here."""
+        self._port.adopt(request)
+        return self._rid(request)
+
     def route_of(self, rid: str) -> int:
         """Return a request's route, for `push_result`, `push_error` and whatever else the port does.
 
@@ -62,7 +67,7 @@ class Requests:
         ids: Column,
         counts: Column | None = None,
         *,
-        finishes: Mapping[str, FinishReason | Mapping[str, Any]] | None = None,
+        finishes: Mapping[str, Reason] | None = None,
         families: OptionalColumns | None = None,
         timeout: float = 0.0,
     ) -> None:
@@ -77,7 +82,7 @@ class Requests:
         except KeyError as unknown:
             self.route_of(unknown.args[0])
             raise
-        ended: dict[int, FinishReason | Mapping[str, Any]] = {}
+        ended: dict[int, Reason] = {}
         if finishes:
             row_of = {rid: row for row, rid in enumerate(rids)}
             try:
@@ -90,7 +95,7 @@ class Requests:
         self,
         tokens: Mapping[str, Sequence[int] | NDArray[Any]],
         *,
-        finishes: Mapping[str, FinishReason | Mapping[str, Any]] | None = None,
+        finishes: Mapping[str, Reason] | None = None,
         families: OptionalColumns | None = None,
         timeout: float = 0.0,
     ) -> None:

@@ -8,14 +8,13 @@ exactly one abort.
 
 import contextlib
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ..ring import Consumer, CorruptLane, Frame, RingClosed, wait
+from ..ring import Consumer, CorruptLane, Frame, RingClosed
 from ..ring.checked import Checked, check_batch
 from ..ring.finish import FinishReason
 from ..ring.frames import TAG_OF, BadFrame, ErrorFrame, Result, Standing, Tag, Takeover, Tally, decode
@@ -34,9 +33,6 @@ log = logging.getLogger(__name__)
 DRAIN_FRAMES = 32
 # How many ended routes are remembered, to tell a stale row from a ghost's.
 REMEMBERED = 1 << 13
-IDLE_S = 1.0
-# How soon a refused abort is tried again when nothing else wakes the reader.
-RETRY_S = 0.02
 
 
 class Reader:
@@ -78,8 +74,6 @@ class Reader:
         self._aborts: deque[tuple[int, str, str]] = deque()
         self._wakes: list[Waiter] = []
         self._stats = ReaderStatistics()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def register(self, route: int, rid: str, sender: SinkSender) -> None:
         """Deliver this route's rows to that sink, from before it is submitted on. Any thread.
@@ -179,28 +173,6 @@ class Reader:
             if self._aborts:
                 self._send_aborts()
         return len(frames)
-
-    def run(self) -> None:
-        """Drain until `stop`."""
-        while not self._stop.is_set():
-            if self.drain() == 0 and not self._requests:
-                wait((self._egress,), RETRY_S if self._aborts else IDLE_S)
-
-    def start(self) -> None:
-        """Run in a thread of its own."""
-        if self._thread is not None:
-            raise RuntimeError("this reader runs already")
-        self._stop.clear()
-        self._thread = threading.Thread(target=self.run, name="outfeed-reader", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread, if there is one, and wait for it. Live requests stay as they are."""
-        self._stop.set()
-        self._nudge()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
 
     def statistics(self) -> ReaderStatistics:
         """Return a copy of the counters. Any thread."""

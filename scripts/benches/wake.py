@@ -75,7 +75,7 @@ def _echo(there: Ring, back: Ring, name: str, spin: float) -> None:
 
 @contextmanager
 def outfeed(wakes: list[int], spin: float = 0.0) -> Iterator[Trip]:
-    """This project's ring: one each way."""
+    """This project's ring: one each way. How often it woke somebody is added to `wakes`."""
     name = f"outfeed-bench-{os.getpid()}"
     there = Ring.create(f"{name}.there", lanes=1, consumers=1, capacity=4096)
     back = Ring.create(f"{name}.back", lanes=1, consumers=1, capacity=4096)
@@ -96,13 +96,8 @@ def outfeed(wakes: list[int], spin: float = 0.0) -> Iterator[Trip]:
     segment.discard(f"{name}.bell-echo")  # the partner was killed and could not do so
 
 
-def spinning(wakes: list[int]) -> AbstractContextManager[Trip]:
-    """The ring with its default doorbell."""
-    return outfeed([], LONGEST_SPIN_S)
-
-
 @contextmanager
-def pipe(wakes: list[int]) -> Iterator[Trip]:
+def pipe() -> Iterator[Trip]:
     """multiprocessing.Pipe."""
     near, far = FORK.Pipe()
 
@@ -122,7 +117,7 @@ def pipe(wakes: list[int]) -> Iterator[Trip]:
 
 
 @contextmanager
-def pyzmq(wakes: list[int]) -> Iterator[Trip]:
+def pyzmq() -> Iterator[Trip]:
     """pyzmq PAIR over ipc."""
     import zmq
 
@@ -171,14 +166,19 @@ def run(quick: bool) -> dict[str, Any]:
     """Measure all four; see the module's docstring."""
     blocks, rounds = (4, 200) if quick else (12, 500)
     wakes: list[int] = []
-    peers = {"outfeed": outfeed, "outfeed, spinning": spinning, "multiprocessing.Pipe": pipe, "pyzmq": pyzmq}
+    peers: dict[str, Callable[[], AbstractContextManager[Trip]]] = {
+        "outfeed": lambda: outfeed(wakes),
+        "outfeed, spinning": lambda: outfeed([], LONGEST_SPIN_S),
+        "multiprocessing.Pipe": pipe,
+        "pyzmq": pyzmq,
+    }
     times: dict[str, list[float]] = {impl: [] for impl in ("C futex", *peers)}
     with tempfile.TemporaryDirectory(prefix="outfeed-bench-") as folder:
         futex = _futex(folder)
         for _ in range(blocks):
             times["C futex"] += futex(rounds)
             for impl, start in peers.items():
-                with start(wakes) as trip:
+                with start() as trip:
                     times[impl] += _timed(trip, rounds)
     quantiles = {impl: statistics.quantiles(found, n=100) for impl, found in times.items()}
     results = [

@@ -375,3 +375,17 @@ def test_a_forked_child_cannot_end_its_parents_scheduler(bench: Bench, port: Sch
     port.push_tokens([A], [1])
     assert steps(bench)[0].routes.tolist() == [A]
     assert port.recv() == [generate(B)]
+
+
+def test_a_dead_gateways_aborts_are_not_lost_to_a_call_that_fails(bench: Bench, port: SchedulerPort) -> None:
+    bench.other.write(Tag.GENERATE, encode(generate(OTHERS)))
+    port.recv()
+    gateway = os.fork()
+    if gateway == 0:
+        bench.instance.board.row(Role.READER, 1).claim(State.RUNNING)
+        os._exit(0)
+    os.waitpid(gateway, 0)
+    port._look_due = 0
+    with pytest.raises(ValueError, match="limit 0"):
+        port.recv(limit=0)
+    assert port.recv() == [Abort(OTHERS)]

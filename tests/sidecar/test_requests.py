@@ -132,3 +132,21 @@ def test_what_ended_is_forgotten_in_time_and_what_lives_is_not(bench: Bench, por
     assert requests.route_of("r29") == make_route(0, 0, 1, 29)
     with pytest.raises(UnknownRoute):
         requests.route_of("r1")
+
+
+def test_another_rank_pushes_what_it_adopted_by_rid(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(make_route(0, 0, 1, 1), "a"))
+    (request,) = Requests(port).recv()
+    assert isinstance(request, Generate)
+    with SchedulerPort.attach(bench.name, rank=1) as other:
+        requests = Requests(other)
+        assert requests.adopt(request) == "a"
+        requests.push({"a": [7]})
+        twin = generate(make_route(0, 0, 2, 1), "a")
+        assert requests.adopt(twin) == "a@r0/s0/2#1"
+        requests.push({"a@r0/s0/2#1": [8], "a": [9]})
+        seen = [(lane, decode_batch(body)) for lane, _, body in bench.shard.read()]
+    assert [(lane, step.first.tolist(), step.ids.tolist()) for lane, step in seen] == [
+        (1, [0], [7]),
+        (1, [0, 1], [8, 9]),
+    ]

@@ -9,7 +9,7 @@ from os import getpid
 
 import numpy as np
 import pytest
-from outfeed.ring import Doorbell, Ring
+from outfeed.ring import Doorbell, Ring, wait
 from outfeed.ring.batch import encode_batch
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import ErrorFrame, Result, Tag, encode, join
@@ -389,9 +389,15 @@ def test_a_real_ring_a_thread_and_a_task(egress: tuple[Ring, Doorbell]) -> None:
     ends: list[int] = []
     with ring.writer(0) as writer, ring.consumer(0, bell) as consumer:
         reader = Reader(consumer, lambda route, rid, why: aborts.append((route, rid, why)), ends.append)
-        reader.start()
-        with pytest.raises(RuntimeError, match="runs already"):
-            reader.start()
+        over = threading.Event()
+
+        def drain() -> None:
+            while not over.is_set():
+                if reader.drain() == 0:
+                    wait((consumer,), 1.0)
+
+        thread = threading.Thread(target=drain)
+        thread.start()
         sender, source = open_sink(1 << 20)
         reader.register(A, "a", sender)
         gone, _ = open_sink(10)
@@ -420,7 +426,9 @@ def test_a_real_ring_a_thread_and_a_task(egress: tuple[Ring, Doorbell]) -> None:
             return text
 
         assert asyncio.run(story()) == "x" * 100
-        reader.stop()
+        over.set()
+        bell.ring()
+        thread.join()
         assert ends == [C, A]
         assert aborts == [(C, "c", "handler gone")]
 
