@@ -88,6 +88,25 @@ def test_tokenizing_happens_on_other_threads_and_keeps_the_order() -> None:
     assert all(name.startswith("outfeed-tokenize") for name in words.threads)
 
 
+def test_short_texts_share_a_turn_of_a_thread_and_keep_their_order() -> None:
+    words = Words()
+    tokenize = Tokenize(Model(vocab_size=1000, context_length=200, tokenizer=words))
+    turns: list[int] = []
+
+    def counted(work: Callable[..., Any], texts: list[str]) -> Any:
+        turns.append(len(texts))
+        return submit(work, texts)
+
+    submit = tokenize._pool.submit
+    tokenize._pool.submit = counted  # type: ignore[method-assign, assignment]
+    texts = ["", *("x" * (n % 7 + 1) for n in range(1000)), "y" * 5000, "", "z"]
+    found = asyncio.run(tokenize.encode(texts, "text"))
+    assert found == [[len(text)] if text else [] for text in texts]
+    assert sum(turns) == len(texts)
+    assert len(turns) <= 5
+    tokenize.close()
+
+
 def test_a_short_text_is_tokenized_at_once() -> None:
     words = Words()
     model = Model(vocab_size=1000, context_length=200, tokenizer=words)
