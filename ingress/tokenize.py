@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+from .entries import KEY_ENTRIES
 from .errors import BadRequest, Unavailable
 from .request import (
     MAX_ENTRIES,
@@ -73,9 +74,11 @@ class Tokenize:
     async def read(self, raw: bytes | bytearray, max_bytes: int) -> Any:
         """Read a body as `decode_body` does, on a thread if it is long. Raises BadRequest, Unavailable.
 
-        However long the context is, two prompts that fill it are not too many entries.
+        However long the context is, two prompts that fill it are not too many entries, nor is a bias for each
+        token of the vocabulary.
         """
-        entries = max(MAX_ENTRIES, 2 * self._model.context_length + SHORT_BODY)
+        ids, biases = 2 * self._model.context_length, (1 + KEY_ENTRIES) * self._model.vocab_size
+        entries = max(MAX_ENTRIES, ids + SHORT_BODY, biases + SHORT_BODY)
         decode = functools.partial(decode_body, raw, max_bytes=max_bytes, max_entries=entries)
         return await self.aside(decode, len(raw))
 

@@ -411,6 +411,18 @@ def test_two_prompts_that_fill_the_context_have_few_enough_entries_however_long_
     tokenize.close()
 
 
+def test_a_bias_for_each_token_is_few_enough_entries_however_large_the_vocabulary_is() -> None:
+    tokenize = Tokenize(Model(vocab_size=200_000, context_length=10))
+    bias = b",".join(b'"%d":1' % token for token in range(200_000))
+    raw = b'{"text": "x", "sampling_params": {"logit_bias": {%b}}}' % bias
+    assert len(asyncio.run(tokenize.read(raw, 16 << 20))["sampling_params"]["logit_bias"]) == 200_000
+    tokenize.close()
+    smaller = Tokenize(Model(vocab_size=1000, context_length=10))
+    with pytest.raises(BadRequest, match="entries, a key counted as 3 more"):
+        asyncio.run(smaller.read(raw, 16 << 20))
+    smaller.close()
+
+
 BIAS = {str(token): 1.0 for token in range(20_000)}
 
 
