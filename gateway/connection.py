@@ -125,6 +125,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self.unsent = 0
         self._marked = False
+        self._refusal: Refusal | None = None  # to be said when what came before it has been answered
         self._lingering = False
 
     # What the transport calls.
@@ -143,7 +144,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
-        if self._lingering:
+        if self._lingering or self._refusal is not None:
             return
         try:
             self._parser.feed(data)
@@ -245,6 +246,8 @@ class Connection(asyncio.Protocol):
         elif self._waiting:
             # Not from here: a pipeline of thousands must not become a recursion of thousands.
             asyncio.get_running_loop().call_soon(self._next)
+        elif self._refusal is not None:
+            self._refuse(self._refusal)
         else:
             self._listen()
 
@@ -342,8 +345,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._lingering:
             return
         if self._current is not None or self._waiting:
-            # An answer is under way and the bytes behind its request are bad: there is no place to say so.
-            self.abort()
+            self._refusal = refusal  # those came before it, and nothing is wrong with them
             return
         body = error_json(refusal.status, refusal.message, wants_openai(self._parser.path))
         headers = (

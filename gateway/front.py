@@ -40,6 +40,8 @@ LOOK_S: Final = 0.02
 """For how long a scheduler that was found alive is taken to be."""
 RETRY_S: Final = 0.02
 """How soon a frame that found its ring full is tried again, or a turn that failed."""
+TURN_PROMPTS: Final = 64
+"""Prompts of a batch that are submitted in one turn of the loop: the streams that run wait for so long."""
 FAILING_S: Final = 1.0
 """For how long the reader's thread may fail, turn after turn, until its requests are ended."""
 
@@ -226,7 +228,10 @@ class Front:
         self.ingress.must_fit(prompts)
         streams: list[Stream] = []
         try:
-            streams.extend(self._start(self.ingress.open(prompt), None) for prompt in prompts)
+            for number, prompt in enumerate(prompts, 1):
+                streams.append(self._start(self.ingress.open(prompt), None))
+                if number % TURN_PROMPTS == 0:
+                    await asyncio.sleep(0)
         except BaseException:
             # A batch is taken whole or not at all: a prompt that is refused closes those before it.
             for stream in streams:

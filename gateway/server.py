@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -197,6 +197,19 @@ def count(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is no count: give 0 or more")
 
 
+def above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """Make what reads a limit of that kind for argparse."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if (value := kind(text)) > 0:
+                return value
+        what = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"{text!r} is no limit: give {what} above 0")
+
+    return read
+
+
 def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that a gateway process and `serve` share."""
     limits = Limits()
@@ -224,7 +237,11 @@ def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (field, of) in _LIMITS.items():
         default = getattr(limits, field)
         parser.add_argument(
-            name, type=type(default), default=default, metavar="N", help=f"{of} (default {default:,})"
+            name,
+            type=above_zero(type(default)),
+            default=default,
+            metavar="N",
+            help=f"{of} (default {default:,})",
         )
     parser.add_argument(
         "--max-top-logprobs",

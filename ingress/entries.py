@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 
 CHUNK: Final = 1 << 20
 NO_BACKSLASH: Final = re.compile(rb"[^\\]")
-QUOTE, COMMA, LIST, OBJECT = b'",[{'
+QUOTE, COMMA, LIST, OBJECT, COLON = b'",[{:'
+KEY_ENTRIES: Final = 3
+"""What an object's key counts for besides its entry: it is a text of its own, and is hashed."""
 
 
 def count_entries(body: bytes | bytearray | memoryview, chunk: int = CHUNK) -> int:
-    """Count the entries of all lists and objects in a JSON text; an empty one counts as one.
+    """Count the entries of all lists and objects in a JSON text; an empty one counts as one, a key as
+    KEY_ENTRIES more.
 
     What is no JSON is counted up to its first fault as a decoder would read it, and anyhow after that.
     """
@@ -44,5 +47,7 @@ def _count(piece: NDArray[np.uint8], inside: int) -> tuple[int, int]:
         return 0, inside
     in_string = np.bitwise_xor.accumulate((piece == QUOTE).view(np.uint8))
     entry = (piece == COMMA) | (piece == LIST) | (piece == OBJECT)
-    counted = int(np.count_nonzero(entry & (in_string == inside)))
+    outside = in_string == inside
+    counted = int(np.count_nonzero(entry & outside))
+    counted += KEY_ENTRIES * int(np.count_nonzero((piece == COLON) & outside))
     return counted, int(in_string[-1]) ^ inside

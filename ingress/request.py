@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ring.frames import PROMPT_TAIL, DecodeOptions, LogprobOptions
-from .entries import count_entries
+from .entries import KEY_ENTRIES, count_entries
 from .errors import BadRequest, show
 from .fields import Check, boolean, integer, text
 from .sampling import CHARACTERS_PER_TOKEN, WHERE, SamplingParams, parse_each
 
 MAX_BODY_BYTES = 16 << 20
 MAX_ENTRIES = 1 << 19
-"""Entries of all lists and objects of a body: reading them holds the GIL, 0.1 us each or less."""
+"""Entries of all lists and objects of a body (`count_entries`): reading them holds the GIL, 0.1 us each."""
 MAX_BATCH = 1024
 MAX_RID_CHARACTERS = 256
 MAX_LOGPROB_IDS = 1024
@@ -154,8 +154,8 @@ def decode_body(
     if len(body) > max_entries and (entries := count_entries(body)) > max_entries:
         raise BadRequest(
             "",
-            f"the body's lists and objects have {entries} entries; at most {max_entries} are taken: send "
-            "fewer prompts at once, or text in place of ids",
+            f"the body's lists and objects have {entries} entries, a key counted as {KEY_ENTRIES} more; "
+            f"at most {max_entries} are taken: send fewer prompts at once, or text in place of ids",
         )
     try:
         return msgspec.json.decode(body)

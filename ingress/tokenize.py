@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+from .entries import KEY_ENTRIES
 from .errors import BadRequest, Unavailable
 from .request import (
     MAX_ENTRIES,
@@ -29,6 +30,8 @@ from .sampling import WHERE, brings_new_patterns
 MAX_WAITING_TEXTS = 4096
 SHORT_CHARACTERS = 256
 """Texts this short together are tokenized at once: that takes less than waking a thread and the way back."""
+GROUP_CHARACTERS = 4096
+"""What a thread is woken for, when many texts are short."""
 SHORT_BODY = 256 << 10
 """Bytes of a body that is read where it is."""
 MANY_ENTRIES = 16_384
@@ -71,9 +74,11 @@ class Tokenize:
     async def read(self, raw: bytes | bytearray, max_bytes: int) -> Any:
         """Read a body as `decode_body` does, on a thread if it is long. Raises BadRequest, Unavailable.
 
-        However long the context is, two prompts that fill it are not too many entries.
+        However long the context is, two prompts that fill it are not too many entries, nor is a bias for each
+        token of the vocabulary.
         """
-        entries = max(MAX_ENTRIES, 2 * self._model.context_length + SHORT_BODY)
+        ids, biases = 2 * self._model.context_length, (1 + KEY_ENTRIES) * self._model.vocab_size
+        entries = max(MAX_ENTRIES, ids + SHORT_BODY, biases + SHORT_BODY)
         decode = functools.partial(decode_body, raw, max_bytes=max_bytes, max_entries=entries)
         return await self.aside(decode, len(raw))
 
@@ -119,10 +124,12 @@ class Tokenize:
         if sum(map(len, texts)) <= self._short:
             self._admit(len(texts), "texts wait to be tokenized")
             # Not through the batch method: that would wake threads of the tokenizer's own.
-            found = (tokenizer.encode(text, add_special_tokens=special) for text in texts)
-            return [self._ids(one, field) for one in found]
+            short = (tokenizer.encode(text, add_special_tokens=special) for text in texts)
+            return [self._ids(one, field) for one in short]
         encode = functools.partial(self._encode_long, tokenizer, field, special)
-        return await self._on_threads("texts wait to be tokenized", encode, texts)
+        groups = _grouped(texts)
+        found = await self._on_threads("texts wait to be tokenized", encode, groups, count=len(texts))
+        return [ids for group in found for ids in group]
 
     async def decode(self, prompts: list[list[int]], field: str) -> list[str]:
         """Return the text of each list of ids. Raises BadRequest about `field`, Unavailable."""
@@ -143,9 +150,16 @@ class Tokenize:
             raise BadRequest(field, "needs a tokenizer, and this server runs without one; send input_ids")
         return self._model.tokenizer
 
-    def _encode_long(self, tokenizer: Tokenizer, field: str, special: bool, text: str) -> list[int]:
-        self._must_fit(tokenizer, field, text)
-        return self._ids(tokenizer.encode_batch_fast([text], add_special_tokens=special)[0], field)
+    def _encode_long(
+        self, tokenizer: Tokenizer, field: str, special: bool, texts: list[str]
+    ) -> list[list[int]]:
+        found = []
+        for text in texts:
+            self._must_fit(tokenizer, field, text)
+            # Each by itself: a tokenizer that pads makes the texts of a batch equally long.
+            (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
+            found.append(self._ids(encoded, field))
+        return found
 
     def _ids(self, encoded: Any, field: str) -> list[int]:
         """Return the ids of what was encoded, without a list of millions where thousands can be taken."""
@@ -182,10 +196,12 @@ class Tokenize:
         work: Callable[[Any], Result],
         parts: Sequence[Any],
         pool: ThreadPoolExecutor | None = None,
+        count: int | None = None,
     ) -> list[Result]:
-        """Do `work(part)` for each part; their number counts until all are done or nobody waits."""
-        self._admit(len(parts), what)
-        self._in_work += len(parts)
+        """Do `work(part)` for each; their number, or `count`, counts until all are done or nobody waits."""
+        count = len(parts) if count is None else count
+        self._admit(count, what)
+        self._in_work += count
         loop = asyncio.get_running_loop()
         running = [loop.run_in_executor(pool or self._pool, work, part) for part in parts]
         try:
@@ -193,7 +209,20 @@ class Tokenize:
         finally:
             for one in running:
                 one.cancel()  # what was not begun when another failed, or the client left
-            self._in_work -= len(parts)
+            self._in_work -= count
+
+
+def _grouped(texts: list[str]) -> list[list[str]]:
+    """Put short texts that follow each other together: a thread's waking takes as long as some of them."""
+    groups: list[list[str]] = []
+    room = 0
+    for text in texts:
+        room -= len(text)
+        if room < 0 or not groups:
+            groups.append([])
+            room = GROUP_CHARACTERS - len(text)
+        groups[-1].append(text)
+    return groups
 
 
 def _has_many_entries(body: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import pytest
@@ -130,6 +131,25 @@ class Running:
 
     def call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(LIMIT_S)
+
+
+def answer_of(client: Raw) -> tuple[int, dict[str, object]]:
+    """The refusal a client reads before the server closes."""
+    got = client.rest()
+    head, _, body = got.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def past(running: Running, what: str) -> None:
+    """Let the deadlines of every connection pass: the sweep sees them as a second would."""
+
+    async def sweep() -> None:
+        for connection in running.server.connections.open:
+            if connection.deadline != inf:
+                connection.deadline = 0.0
+        running.server.connections.sweep()
+
+    running.call(sweep())
 
 
 Serve = Callable[..., Running]

@@ -1,25 +1,16 @@
 """One connection: what it takes, in what order, for how long; and clients that mean no good."""
 
 import asyncio
-import json
 import socket
 import struct
-from math import inf
 
 import pytest
 from outfeed.gateway.app import Options
 from outfeed.gateway.limits import Limits
 
-from .conftest import LIMIT_S, Raw, Running, Serve, eventually
+from .conftest import LIMIT_S, Raw, Running, Serve, answer_of, eventually, past
 
 SMALL = Limits(body_bytes=1000, head_bytes=2000, headers=20, pipelined=4)
-
-
-def answer_of(client: Raw) -> tuple[int, dict[str, object]]:
-    """The refusal a client reads before the server closes."""
-    got = client.rest()
-    head, _, body = got.partition(b"\r\n\r\n")
-    return int(head.split()[1]), json.loads(body)
 
 
 def test_a_connection_is_kept_and_its_requests_answered_in_order(serve: Serve) -> None:
@@ -76,104 +67,11 @@ def test_http_1_0_gets_its_stream_without_chunks(serve: Serve) -> None:
     assert got.endswith(b"data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize(
-    ("request_bytes", "status"),
-    [
-        (b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", 413),
-        (b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999\r\n\r\n", 413),
-        (
-            b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001,
-            413,
-        ),
-        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1 + b"".join(b"h%d: 1\r\n" % i for i in range(21)), 431),
-        (b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 2001, 431),
-        (b"GET /" + b"b" * 2001, 431),
-        (b"GET / HTTP/1.1\r\n" + b"a" * 2001, 431),
-        (b"nonsense\r\n\r\n", 400),
-        (b"\x16\x03\x01\x02\x00\x01\x00", 400),
-        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nhost: x\r\na b: c\r\n\r\n", 400),
-    ],
-)
-def test_what_breaks_a_limit_or_the_protocol_is_refused_and_closed(
-    serve: Serve, request_bytes: bytes, status: int
-) -> None:
-    running = serve(limits=SMALL)
-    client = running.raw()
-    client.send(request_bytes)
-    got, body = answer_of(client)
-    assert got == status
-    assert body["error"]["code"] == status  # type: ignore[index]
-    client.close()
-    eventually(lambda: not running.server.connections.open, "closed")
-    assert running.backend.streams == []
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/x?y=/", "/v1", "http://x/v1/models"])
-@pytest.mark.parametrize(
-    ("rest", "status"),
-    [
-        (b"HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", 413),
-        (b"HTTP/1.1\r\nhost: x\r\na: " + b"b" * 2001, 431),
-        (b"HTTP/1.1\r\nhost: x\r\na b: c\r\n\r\n", 400),
-        (b"HTTP/1.1\r\n\r\n", 400),
-        (b"HTTP/2.0\r\nhost: x\r\n\r\n", 505),
-    ],
-)
-def test_what_is_no_request_under_v1_is_refused_in_openais_shape(
-    serve: Serve, path: str, rest: bytes, status: int
-) -> None:
-    client = serve(limits=SMALL).raw()
-    client.send(b"POST %b %b" % (path.encode(), rest))
-    got, body = answer_of(client)
-    assert got == status
-    error = body["error"]
-    assert error["code"] == status  # type: ignore[index]
-    assert error.keys() == {"object", "message", "type", "param", "code"}  # type: ignore[attr-defined]
-
-
-def test_a_head_and_a_body_that_never_end_are_refused_in_their_endpoints_shape(serve: Serve) -> None:
-    running = serve()
-    for path, keys in (("/v1/completions", 5), ("/generate", 2)):
-        for more in (b"", b"content-length: 10\r\n\r\n{"):
-            client = running.raw()
-            client.send(b"POST %b HTTP/1.1\r\nhost: x\r\n%b" % (path.encode(), more))
-            eventually(lambda: any(one._parser.path for one in running.server.connections.open), "a head")
-            past(running, "it")
-            got, body = answer_of(client)
-            assert got == 408
-            assert len(body["error"]) == keys  # type: ignore[arg-type]
-            client.close()
-            eventually(lambda: not running.server.connections.open, "closed")
-
-
 def test_a_body_up_to_the_limit_is_taken(serve: Serve) -> None:
     running = serve(lambda played: played.end("fine"), limits=SMALL)
     body = b'{"text": "x"' + b" " * 987 + b"}"
     assert len(body) == 1000
     assert running.ask("POST", "/generate", body).status == 200
-
-
-def test_a_refused_client_that_goes_on_sending_still_reads_why(serve: Serve) -> None:
-    running = serve(limits=SMALL)
-    client = running.raw()
-    client.send(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 5000000\r\n\r\n" + b"x" * 100_000)
-    client.send(b"x" * 100_000)
-    assert b" 413 " in client.rest().partition(b"\r\n")[0]
-
-
-def past(running: Running, what: str) -> None:
-    """Let the deadlines of every connection pass: the sweep sees them as a second would."""
-
-    async def sweep() -> None:
-        for connection in running.server.connections.open:
-            if connection.deadline != inf:
-                connection.deadline = 0.0
-        running.server.connections.sweep()
-
-    running.call(sweep())
 
 
 def stalled(running: Running) -> None:
@@ -185,24 +83,6 @@ def stalled(running: Running) -> None:
         running.server.connections.sweep()
 
     running.call(look())
-
-
-def test_a_head_that_never_ends_is_a_408(serve: Serve) -> None:
-    running = serve()
-    client = running.raw()
-    client.send(b"GET / HTTP/1.1\r\nhost: x\r\n")
-    eventually(lambda: any(one._parser.begun for one in running.server.connections.open), "head")
-    past(running, "head")
-    assert answer_of(client)[0] == 408
-
-
-def test_a_body_that_never_ends_is_a_408(serve: Serve) -> None:
-    running = serve()
-    client = running.raw()
-    client.send(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
-    eventually(lambda: any(one._parser.request for one in running.server.connections.open), "body")
-    past(running, "body")
-    assert answer_of(client)[0] == 408
 
 
 def test_an_idle_connection_is_closed_without_a_word(serve: Serve) -> None:
@@ -258,21 +138,6 @@ def test_a_client_that_asks_in_http_1_0_or_has_sent_the_body_is_told_nothing(ser
         waiting = b"GET /health_generate HTTP/1.1\r\nhost: x\r\n\r\n" if version == b"1.1" else b""
         client.send(waiting + head % version + b'{"text": "x"}')
         assert b"100 Continue" not in client.until(b'"text":"fine"')
-
-
-def test_a_body_that_never_ends_behind_a_running_request_is_a_408_too(serve: Serve) -> None:
-    running = serve()
-    client = running.raw()
-    client.post("/generate", {"text": "x"})
-    running.stream()
-    client.send(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
-    eventually(lambda: any(one._parser.request for one in running.server.connections.open), "body")
-    past(running, "nothing: the client waits for its answer")
-    running.stream().end("fine")
-    client.until(b"fine")
-    eventually(lambda: any(one.deadline < inf for one in running.server.connections.open), "its turn")
-    past(running, "body")
-    assert b"the body was not complete" in client.rest()
 
 
 def test_slow_clients_hold_no_one_else_up(serve: Serve) -> None:

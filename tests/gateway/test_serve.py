@@ -426,6 +426,26 @@ def test_a_port_out_of_range_is_refused(port: str, capsys: pytest.CaptureFixture
     assert f"argument --port: '{port}' is no port: give 0 to 65535" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--max-requests=0", "'0' is no limit: give a whole number above 0"),
+        ("--max-connections=2.5", "'2.5' is no limit: give a whole number above 0"),
+        ("--max-answer-bytes=-1", "'-1' is no limit: give a whole number above 0"),
+        ("--idle-seconds=nan", "'nan' is no limit: give a number above 0"),
+        ("--max-top-logprobs=-1", "'-1' is no count: give 0 or more"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused_by_its_option(
+    option: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_gateway_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args([option])
+    assert f"argument {option.partition('=')[0]}: {words}" in capsys.readouterr().err
+
+
 def test_the_replay_scheduler_is_one_rank() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--ranks", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)

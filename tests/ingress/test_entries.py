@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from outfeed.ingress.entries import count_entries
+from outfeed.ingress.entries import KEY_ENTRIES, count_entries
 from outfeed.ingress.errors import BadRequest
 from outfeed.ingress.request import decode_body
 
@@ -27,7 +27,8 @@ def text(rng: random.Random) -> str:
 
 def entries(value: Any) -> int:
     inner = value.values() if type(value) is dict else value if type(value) is list else None
-    return 0 if inner is None else max(1, len(inner)) + sum(map(entries, inner))
+    keys = len(value) if type(value) is dict else 0
+    return 0 if inner is None else max(1, len(inner)) + KEY_ENTRIES * keys + sum(map(entries, inner))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 1 << 20])
@@ -57,4 +58,4 @@ def test_a_body_of_too_many_entries_is_refused_before_it_is_read(entry: bytes) -
 
 def test_a_long_text_is_one_entry_whatever_is_in_it() -> None:
     body = {"text": ',[{"\\' * 5000, "x": [1] * 500}
-    assert decode_body(json.dumps(body).encode(), max_entries=502) == body
+    assert decode_body(json.dumps(body).encode(), max_entries=502 + 2 * KEY_ENTRIES) == body

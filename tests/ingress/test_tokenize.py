@@ -88,6 +88,25 @@ def test_tokenizing_happens_on_other_threads_and_keeps_the_order() -> None:
     assert all(name.startswith("outfeed-tokenize") for name in words.threads)
 
 
+def test_short_texts_share_a_turn_of_a_thread_and_keep_their_order() -> None:
+    words = Words()
+    tokenize = Tokenize(Model(vocab_size=1000, context_length=200, tokenizer=words))
+    turns: list[int] = []
+
+    def counted(work: Callable[..., Any], texts: list[str]) -> Any:
+        turns.append(len(texts))
+        return submit(work, texts)
+
+    submit = tokenize._pool.submit
+    tokenize._pool.submit = counted  # type: ignore[method-assign, assignment]
+    texts = ["", *("x" * (n % 7 + 1) for n in range(1000)), "y" * 5000, "", "z"]
+    found = asyncio.run(tokenize.encode(texts, "text"))
+    assert found == [[len(text)] if text else [] for text in texts]
+    assert sum(turns) == len(texts)
+    assert len(turns) <= 5
+    tokenize.close()
+
+
 def test_a_short_text_is_tokenized_at_once() -> None:
     words = Words()
     model = Model(vocab_size=1000, context_length=200, tokenizer=words)
@@ -390,6 +409,18 @@ def test_two_prompts_that_fill_the_context_have_few_enough_entries_however_long_
     raw = b'{"input_ids": [%b]}' % b",".join([b"[%b]" % b",".join([b"1"] * ((1 << 19) - 1))] * 2)
     assert len(asyncio.run(tokenize.read(raw, 16 << 20))["input_ids"]) == 2
     tokenize.close()
+
+
+def test_a_bias_for_each_token_is_few_enough_entries_however_large_the_vocabulary_is() -> None:
+    tokenize = Tokenize(Model(vocab_size=200_000, context_length=10))
+    bias = b",".join(b'"%d":1' % token for token in range(200_000))
+    raw = b'{"text": "x", "sampling_params": {"logit_bias": {%b}}}' % bias
+    assert len(asyncio.run(tokenize.read(raw, 16 << 20))["sampling_params"]["logit_bias"]) == 200_000
+    tokenize.close()
+    smaller = Tokenize(Model(vocab_size=1000, context_length=10))
+    with pytest.raises(BadRequest, match="entries, a key counted as 3 more"):
+        asyncio.run(smaller.read(raw, 16 << 20))
+    smaller.close()
 
 
 BIAS = {str(token): 1.0 for token in range(20_000)}

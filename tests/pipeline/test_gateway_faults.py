@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from outfeed.gateway.backend import FrontBackend
+from outfeed.gateway.front import TURN_PROMPTS
 from outfeed.ingress.errors import Unavailable
 from outfeed.ring.names import segment_name
 from outfeed.sidecar import FinishReason
@@ -75,6 +76,42 @@ def test_nor_is_one_that_dies_just_before_the_request_is_live(rig: Rig, operatio
         asyncio.run(rig.front.submit(BODY) if operation == "submit" else rig.front.control("health"))
     assert rig.front.ingress.live() == 0
     assert rig.front.reader.statistics().live == 0
+
+
+# ---- a batch is large
+
+
+def test_a_large_batch_lets_others_have_their_turn_and_is_given_up_with_its_client(rig: Rig) -> None:
+    batch = {"input_ids": [[1]] * 300, "sampling_params": {"max_new_tokens": 9}}
+
+    async def turns_beside(submission: asyncio.Future[Any]) -> int:
+        turns = 0
+        while not submission.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    async def whole() -> None:
+        submission = asyncio.ensure_future(rig.front.submit(batch))
+        assert await turns_beside(submission) >= 300 // TURN_PROMPTS
+        streams = await submission
+        assert [len(streams), rig.front.ingress.live()] == [300, 300]
+        for stream in streams:
+            stream.close()
+
+    async def given_up() -> None:
+        submission = asyncio.ensure_future(rig.front.submit(batch))
+        while not rig.front.ingress.live():
+            await asyncio.sleep(0)
+        assert rig.front.ingress.live() < 300
+        submission.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submission
+
+    for attempt in (whole, given_up):
+        asyncio.run(attempt())
+        until("all to be let go", lambda: rig.front.ingress.live() == 0)
+        rig.receive()
 
 
 # ---- a lane is corrupt
