@@ -10,9 +10,6 @@ Knows the tokenizer's `decode`; must not know rows, stops or frames.
 import logging
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .errors import is_crash
 from .pipeline import BYTE_TOKEN, names
 from .table import decoder_of
@@ -37,16 +34,19 @@ class TokenizerText:
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
-        ids = range(max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
-        # Not the vocabulary's own ids: of a piece that is in it twice, it has one.
-        tokens = [tokenizer.id_to_token(token) for token in ids]
+        # A piece that is in a Unigram vocabulary twice is told under one of its ids.
+        ids = {
+            *tokenizer.get_vocab(with_added_tokens=True).values(),
+            *range(tokenizer.get_vocab_size(with_added_tokens=False)),
+        }
+        tokens = {token: content for token in ids if (content := tokenizer.id_to_token(token)) is not None}
         special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-        self._known: NDArray[np.bool_] = np.array([token is not None for token in tokens], dtype=np.bool_)
-        self._plain = self._known & np.array([token not in special for token in tokens], dtype=np.bool_)
+        self._known = set(tokens)
+        self._plain = {token for token, content in tokens.items() if content not in special}
         bytes_of = {
             token: int(match[1], 16)
-            for token, content in enumerate(tokens)
-            if content and (match := BYTE_TOKEN.fullmatch(content))
+            for token, content in tokens.items()
+            if (match := BYTE_TOKEN.fullmatch(content))
         }
         self._inside = {token for token, byte in bytes_of.items() if 0x80 <= byte <= 0xBF}
         self._runs = set(bytes_of) if "ByteFallback" in names(decoder_of(tokenizer)) else set()
@@ -78,8 +78,7 @@ class TokenizerText:
 
     def is_text(self, token: int, skip_special: bool) -> bool:
         """Whether an id reaches the decoder: known, and not skipped."""
-        kinds = self._plain if skip_special else self._known
-        return 0 <= token < len(kinds) and bool(kinds[token])
+        return token in (self._plain if skip_special else self._known)
 
     def in_run(self, token: int) -> bool:
         """Whether an id is a byte of a run, which is text only if all of it is UTF-8."""

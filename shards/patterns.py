@@ -6,6 +6,7 @@ bounds the cost. Knows text; must not know ids or rows.
 """
 
 import re
+from itertools import accumulate, pairwise
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
@@ -115,7 +116,9 @@ class WatchedRow(NamedTuple):
 
     def search(self, ending: bool) -> Found | None:
         """Search this row; `ending`: it is its request's last, and says what the decoder still held."""
-        ends = [len(self.text[:end].decode(errors="ignore")) for end in self.ends]
+        # Piece by piece, and none of them ends inside a character: a long row is not decoded for each token.
+        pieces = (self.text[begin:end] for begin, end in pairwise((0, *self.ends)))
+        ends = list(accumulate(len(piece.decode(errors="ignore")) for piece in pieces))
         whole = self.text.decode()
         if ending:
             ends = [*ends[:-1], len(whole)]

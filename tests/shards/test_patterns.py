@@ -8,6 +8,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -175,6 +176,28 @@ def test_what_comes_out_only_at_the_end_is_searched(table_of: Tables, tokenizer_
     driver.step([(route, [])], {route: FinishReason.length(len(ids))})
     heard = driver.heard[route]
     assert (heard.text, heard.finish, heard.ids) == (b"the\n", FinishReason.stop(r"e\n"), ids)
+
+
+class Counted(bytes):
+    """Bytes that count how many of them were looked at in slices."""
+
+    read = 0
+
+    def __getitem__(self, part: Any) -> Any:
+        found = bytes(self)[part]
+        self.read += len(found) if isinstance(found, bytes) else 1
+        return found
+
+
+def test_a_long_row_is_not_decoded_again_for_each_of_its_tokens() -> None:
+    """That grew with the square of its length."""
+    text = Counted("日本".encode() * 500)
+    watch = under_test.PatternWatch(["Q"])
+    ends = list(range(3, len(text) + 1, 3))
+    assert under_test.WatchedRow(0, 1, watch, text, len(text), ends, 0).search(False) is None
+    assert text.read <= 3 * len(text)
+    later = under_test.WatchedRow(0, 1, watch, "日Q本".encode(), 7, [3, 4, 7], 0).search(False)
+    assert later == under_test.Found(1, 2, "Q")
 
 
 # ---- re2 in the place of re

@@ -86,3 +86,13 @@ def test_a_piece_that_is_in_the_vocabulary_twice(tmp_path: Path) -> None:
         table = TokenTable.compile(file)
         assert table.fallback == fallback
         assert Driver(table).stream([1, 2, 3]).text.decode() == tokenizer.decode([1, 2, 3])
+
+
+def test_a_vocabulary_with_a_hole_of_billions(tmp_path: Path) -> None:
+    """What is kept of it is as large as the file, not as its largest id."""
+    near = Tokenizer(models.WordLevel({"the": 0, "fox": 5, "far": 6}, unk_token="the")).to_str()
+    file = tmp_path / "hole.json"
+    file.write_text(near.replace('"far":6', '"far":3000000000'))
+    table = TokenTable.compile(file)
+    assert table.fallback
+    assert Driver(table).stream([5, 4, 0, -1, 2**31 - 1]).text.decode() == "fox the"
