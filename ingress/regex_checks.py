@@ -7,7 +7,9 @@ for that of four. The units were measured with CPython 3.11 (docs/ingress.md has
 Must not know of graphs.
 """
 
+from _sre import unicode_tolower  # type: ignore[import-not-found]
 from re import _constants as sre  # type: ignore[attr-defined]
+from re._casefix import _EXTRA_CASES  # type: ignore[import-not-found]
 from typing import Any
 
 from .regex_classes import Alphabet, Class, Mask
@@ -23,6 +25,7 @@ from .regex_units import (
     RANGE_NS,
     SCAN_ANY_NS,
     SCAN_FOLDED_NS,
+    SCAN_FOLDED_SET_NS,
     SCAN_LITERAL_NS,
     SPACE_FAR_NS,
     SPACE_NS,
@@ -32,6 +35,9 @@ from .regex_units import (
 )
 
 Piece = tuple[Mask, float]
+LAST_MAPPED = 0xFFFF
+"""Only characters up to here have a bit in a class's map."""
+_SPANS = (sre.LITERAL, sre.RANGE)
 
 
 class Check:
@@ -60,7 +66,6 @@ class Check:
 def check_of(op: Any, av: Any, flags: int, alphabet: Alphabet) -> Check:
     """Return the class of a parsed item that consumes one character."""
     every = alphabet.all
-    folds = flags & sre.SRE_FLAG_IGNORECASE
     if op is sre.ANY:
         low = every if flags & sre.SRE_FLAG_DOTALL else every & ~alphabet.newline
         return Check((low, low), [(every, SCAN_ANY_NS)])
@@ -69,8 +74,21 @@ def check_of(op: Any, av: Any, flags: int, alphabet: Alphabet) -> Check:
     low, high = alphabet.literal(av, flags)
     if op is sre.NOT_LITERAL:
         low, high = every & ~high, every & ~low
-    cost = SCAN_FOLDED_NS if folds and chr(av).lower() != chr(av).upper() else SCAN_LITERAL_NS
-    return Check((low, high), [(every, cost)])
+    return Check((low, high), [(every, _literal_cost(av, flags))])
+
+
+def _literal_cost(code: int, flags: int) -> float:
+    """Return what comparing with a literal costs."""
+    if not folds_case(code, flags):
+        return SCAN_LITERAL_NS
+    # A letter with more than two forms (`s` and `\u017f`) is compiled to a set of them.
+    others = unicode_tolower(code) in _EXTRA_CASES and not flags & sre.SRE_FLAG_ASCII
+    return SCAN_FOLDED_SET_NS if others else SCAN_FOLDED_NS
+
+
+def folds_case(code: int, flags: int) -> bool:
+    """Say whether a literal is compared without its case: the engine has short cuts only for others."""
+    return bool(flags & sre.SRE_FLAG_IGNORECASE) and chr(code).lower() != chr(code).upper()
 
 
 def _pieces(items: Any, flags: int, alphabet: Alphabet) -> list[Piece]:
@@ -97,11 +115,10 @@ def _pieces(items: Any, flags: int, alphabet: Alphabet) -> list[Piece]:
 
 def _steps(items: Any, folds: bool) -> list[tuple[Any, Any]]:
     """Return the steps in the order in which the engine tries them."""
-    spans = sorted(
-        (av, av) if op is sre.LITERAL else av for op, av in items if op in (sre.LITERAL, sre.RANGE)
-    )
-    if not spans:
+    named = [(av, av) if op is sre.LITERAL else av for op, av in items if op in _SPANS]
+    if not named:
         return list(items)
+    spans = sorted((low, min(high, LAST_MAPPED)) for low, high in named if low <= LAST_MAPPED)
     runs: list[list[int]] = []
     for low, high in spans:
         if runs and low <= runs[-1][1] + 1:
@@ -109,14 +126,34 @@ def _steps(items: Any, folds: bool) -> list[tuple[Any, Any]]:
         else:
             runs.append([low, high])
     first = [(op, av) for op, av in items if op is sre.NEGATE]
-    rest = [(op, av) for op, av in items if op is sre.CATEGORY]
+    rest = [item for item in items if item[0] is not sre.NEGATE and (item[0] not in _SPANS or _is_far(*item))]
     if folds:
         # Which runs or map the folded characters make is not followed: two steps are the most.
-        return [*first, ("map", spans), (sre.RANGE, (0, -1)), *rest]
-    if len(runs) <= 2:
-        steps = [*first, *((sre.RANGE, (low, high)) for low, high in runs), *rest]
-        return steps if len(steps) < len(items) else list(items)
-    return [*first, ("map", spans), *rest]
+        mapped = [("map", spans), (sre.RANGE, (0, -1))] if spans else []
+        return [*first, *mapped, *_joined(rest)]
+    if len(runs) > 2:
+        return [*first, ("map", spans), *_joined(rest)]
+    if len(first) + len(runs) + len(rest) < len(items):
+        return [*first, *((sre.RANGE, (low, high)) for low, high in runs), *_joined(rest)]
+    return _joined(items)
+
+
+def _is_far(op: Any, av: Any) -> bool:
+    """Say whether an item names characters beyond the engine's maps: each such item is a step of its own."""
+    return op in _SPANS and (av if op is sre.LITERAL else av[1]) > LAST_MAPPED
+
+
+def _joined(items: Any) -> list[tuple[Any, Any]]:
+    """Join far items in a row to one step, which costs what all of them do."""
+    steps: list[tuple[Any, Any]] = []
+    for op, av in items:
+        if not _is_far(op, av):
+            steps.append((op, av))
+        elif steps and steps[-1][0] == "far":
+            steps[-1][1].append((op, av))
+        else:
+            steps.append(("far", [(op, av)]))
+    return steps
 
 
 def _step(op: Any, av: Any, flags: int, alphabet: Alphabet) -> tuple[Mask, list[Piece]]:
@@ -125,8 +162,13 @@ def _step(op: Any, av: Any, flags: int, alphabet: Alphabet) -> tuple[Mask, list[
     if op == "map":
         hit = 0
         for low, high in av:
-            hit |= alphabet.charset([(sre.RANGE, (low, high))], flags)[1]
+            # What only may be hit is taken to go on to the next steps.
+            hit |= alphabet.charset([(sre.RANGE, (low, high))], flags)[0]
         return hit, [(every, MAP_NS if av[-1][1] < 256 else BIG_MAP_NS)]
+    if op == "far":
+        ranges = sum(one is sre.RANGE for one, _ in av) if flags & sre.SRE_FLAG_IGNORECASE else 0
+        # A range is looked for in both cases.
+        return alphabet.charset(av, flags)[0], [(every, len(av) * RANGE_NS + ranges * FOLD_NS)]
     if op is sre.LITERAL:
         return alphabet.span(av, av), [(every, RANGE_NS)]
     if op is sre.RANGE:

@@ -8,7 +8,7 @@ from re import _compiler  # type: ignore[attr-defined]
 from re import _constants as sre  # type: ignore[attr-defined]
 from typing import Any
 
-from .regex_checks import Check, check_of, derived, word_costs
+from .regex_checks import Check, check_of, derived, folds_case, word_costs
 from .regex_classes import Mask
 from .regex_places import (
     ANYWHERE,
@@ -29,6 +29,7 @@ from .regex_units import (
     ALTERNATIVE_NS,
     ANCHOR_NS,
     BRANCH_NS,
+    COPY_FOLDED_NS,
     LITERAL_TAIL_NS,
     LOOK_NS,
     MARK_NS,
@@ -37,7 +38,6 @@ from .regex_units import (
     REFERENCE_NS,
     REPEAT_NS,
     ROUND_NS,
-    SCAN_FOLDED_NS,
     SCAN_LITERAL_NS,
     SKIP_NS,
     START_NS,
@@ -181,7 +181,7 @@ class Builder(Repeats):
     def _unit(self, unit: Unit, front: Front, flags: int) -> Front:
         test = self._class(unit, flags)
         others = front
-        if self._tail and unit[0] is sre.LITERAL and not _folds(unit[1], flags):
+        if self._tail and unit[0] is sre.LITERAL and not folds_case(unit[1], flags):
             # The engine looks for a literal before it tries what follows a repeat of one class: that saves
             # the try wherever the next character is another.
             others = [edge for edge in front if edge[0] not in self._tail]
@@ -231,7 +231,7 @@ class Builder(Repeats):
         flags = combined(flags, add, remove)
         if group is None or self._copies:
             return self._sequence(body.data, front, flags)
-        self._marks += 1
+        self._marks = max(self._marks, group)
         self._spend(front, MARK_NS)
         self._groups[group] = (body, flags)
         front = self._sequence(body.data, front, flags)
@@ -240,18 +240,21 @@ class Builder(Repeats):
         return front
 
     def _branch(self, alternatives: Any, front: Front, flags: int) -> Front:
-        self._spend(front, BRANCH_NS + self._mark_cost())
+        self._spend(front, BRANCH_NS + self._saved())
         ends: Front = []
+        begun, kept, tried = self._kept, self._kept, ALTERNATIVE_NS + self._copied()
         for body in alternatives:
+            kept, self._kept = max(kept, self._kept), begun
             first = body.data[0] if body.data else (None, 0)
-            if first[0] is sre.IN or (first[0] is sre.LITERAL and not _folds(first[1], flags)):
+            if first[0] is sre.IN or (first[0] is sre.LITERAL and not folds_case(first[1], flags)):
                 # A look comes before the try.
                 test = self._class(first, flags)
-                self._ask(front, derived(self._alphabet.all, test.high, ALTERNATIVE_NS + test.scan, 0.0))
+                self._ask(front, derived(self._alphabet.all, test.high, tried + test.scan, 0.0))
             else:
-                self._spend(front, ALTERNATIVE_NS)
+                self._spend(front, tried)
             self._tail = {}
             ends += self._sequence(body.data, front, flags)
+        self._kept = max(kept, self._kept)
         self._tail = {}
         return self._merged(ends)
 
@@ -337,7 +340,7 @@ class Builder(Repeats):
         # Whatever text can match the group can stand here, and nothing of it is tried in another way.
         folded = flags & sre.SRE_FLAG_IGNORECASE
         self._spend(front, REFERENCE_NS)
-        outside, self._copies = self._copies, SCAN_FOLDED_NS if folded else SCAN_LITERAL_NS
+        outside, self._copies = self._copies, COPY_FOLDED_NS if folded else SCAN_LITERAL_NS
         self._tail = {}
         end = self._sequence(body.data, doubted(front), group_flags | folded)
         self._copies = outside
@@ -351,8 +354,3 @@ class Builder(Repeats):
         ends = ends + (front if no is None else self._sequence(no.data, front, flags))
         # Which of the two is taken is not known: an empty one is no promise.
         return self._merged(doubted(ends))
-
-
-def _folds(code: int, flags: int) -> bool:
-    """Say whether a literal is compared without its case: the engine has short cuts only for others."""
-    return bool(flags & sre.SRE_FLAG_IGNORECASE) and chr(code).lower() != chr(code).upper()

@@ -113,6 +113,11 @@ class Places:
         """The positions of a repeat of one class, when what comes next follows it directly, with what leaving
         it there was taken to cost."""
         self._marks = 0
+        """The highest number of a group that may be set by now."""
+        self._in_repeat = 0
+        """How many repeats of groups the place is in, rounds written out included."""
+        self._kept = 0
+        """Bytes that the engine keeps of one round of the outermost loop, so far."""
         self._copies = 0.0
         """Not 0: what stands here is a group's text again, which costs so much for each character and asks
         nothing of the place it stands at."""

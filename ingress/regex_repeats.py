@@ -25,16 +25,23 @@ from .regex_places import (
     where,
 )
 from .regex_settled import AGAIN, cannot_fail
-from .regex_tree import REPEATS, UNITS, Guard, Unit, size, unwrapped
+from .regex_tree import REPEATS, UNITS, Guard, Unit, captures, size, unwrapped
 from .regex_units import (
+    CACHED_BYTES,
+    COPIED_BYTE_NS,
     EXIT_NS,
+    FAR_BYTE_NS,
+    FRESH_BYTE_NS,
+    KEPT_CONTEXT,
     KEPT_EXIT_NS,
+    KEPT_GROUP,
     LAZY_NS,
     MARK_NS,
     MORE_NS,
     REPEAT_NS,
     REPEAT_ONE_NS,
     ROUND_NS,
+    STACK_BYTES,
     UNTIL_NS,
 )
 
@@ -48,9 +55,19 @@ class Repeats(Places):
     def _unit(self, unit: Unit, front: Front, flags: int) -> Front:
         raise NotImplementedError
 
-    def _mark_cost(self) -> float:
-        """The engine saves all groups' places at each choice inside a repeat."""
-        return 0.5 * self._marks if self._in_loop else 0.0
+    def _copied(self) -> float:
+        """Return what copying all groups' places costs, as the engine does at each choice inside a repeat."""
+        return COPIED_BYTE_NS * KEPT_GROUP * self._marks if self._in_repeat else 0.0
+
+    def _saved(self, contexts: int = 1) -> float:
+        """Return what it costs to begin a choice that takes so many of the engine's contexts. In a loop they
+        are kept, with the groups' places, round after round."""
+        cost = self._copied()
+        if self._in_loop:
+            cost -= _keeping(self._kept)
+            self._kept += KEPT_CONTEXT * contexts + KEPT_GROUP * self._marks
+            cost += _keeping(self._kept)
+        return cost
 
     def _repeat(self, op: Any, av: Any, front: Front, flags: int) -> Front:
         least, most, body = av
@@ -65,23 +82,31 @@ class Repeats(Places):
             # `(a)*`: one class under groups; the engine takes the long way, the graph need not.
             for group in groups:
                 self._groups[group] = (body, flags)
-            self._marks += len(groups)
             cost = ROUND_NS + MORE_NS + UNTIL_NS + 2 * MARK_NS * len(groups)
+            if not self._copies:
+                self._marks = max(self._marks, *groups, 0)
+                bytes_kept = 2 * KEPT_CONTEXT + KEPT_GROUP * self._marks
+                cost += COPIED_BYTE_NS * KEPT_GROUP * self._marks + _keeping(bytes_kept)
             return self._class_repeat(op, least, UNLIMITED, inner, front, inner_flags, cost)
+        if not self._copies:
+            self._marks = max(self._marks, captures(body))
+        self._in_repeat += 1
+        end = self._group_repeat(least, most, body, front, flags)
+        self._in_repeat -= 1
         if op is sre.POSSESSIVE_REPEAT:
             self.graph.notes.add("a possessive repeat of a group is taken for a plain one")
-            return doubted(self._group_repeat(least, most, body, front, flags), ASKS_NOTHING)
-        return self._group_repeat(least, most, body, front, flags)
+            return doubted(end, ASKS_NOTHING)
+        return end
 
     def _group_repeat(self, least: int, most: int, body: Any, front: Front, flags: int) -> Front:
         if least == most == 1:
-            self._spend(front, REPEAT_NS + ROUND_NS + self._mark_cost())
+            self._spend(front, REPEAT_NS + ROUND_NS + self._saved(2))
             front = self._sequence(body.data, front, flags)
             self._spend(front, UNTIL_NS)
             self._tail = {}
             return front
         if least == 0 and most == 1:
-            self._spend(front, REPEAT_NS + MORE_NS + UNTIL_NS + self._mark_cost())
+            self._spend(front, REPEAT_NS + MORE_NS + UNTIL_NS + self._saved(2))
             end = self._sequence(body.data, front, flags)
             self._spend(end, UNTIL_NS)
             self._tail = {}
@@ -122,19 +147,20 @@ class Repeats(Places):
         # A lazy repeat counts what must be there as any other does, and then looks at one character a time.
         besides = extra + (LAZY_NS + test.step if lazy else 0.0)
         cost = besides + (test.test - test.step if lazy else test.scan)
-        self._spend(front, REPEAT_ONE_NS)
+        exit_ns, kept_exit_ns = EXIT_NS + self._copied(), KEPT_EXIT_NS + self._copied()
+        self._spend(front, REPEAT_ONE_NS + (0.0 if possessive else self._saved()))
         self._ask(front, test)
         first = 0
         if least > 1 and not self._in_loop and most > least:
             # First what must be there, then what may: after the first part the second cannot fail.
-            first = self._repeated(of, front, least, least, (test, extra), extra + test.scan, EXIT_NS)
+            first = self._repeated(of, front, least, least, (test, extra), extra + test.scan, exit_ns)
             front = [(first, 1.0, None, PLAIN)]
             least, most = 0, most - least if most != UNLIMITED else UNLIMITED
         left = 0.0
         if op is sre.MIN_REPEAT and not lazy:
-            left = EXIT_NS + REPEAT_ONE_NS
+            left = exit_ns + REPEAT_ONE_NS
         elif not possessive or most != UNLIMITED:
-            left = KEPT_EXIT_NS if least == most else EXIT_NS
+            left = kept_exit_ns if least == most else exit_ns
         node = self._repeated(of, front, least, most, (test, besides), cost, left)
         if first:
             self.graph.halves[node] = first
@@ -148,7 +174,7 @@ class Repeats(Places):
                 trust |= EXACT if low == high and not self._in_loop else 0
         end = [(node, 1.0, guard, trust)]
         if op is sre.MAX_REPEAT and not extra:
-            self._tail = {node: left} | {edge[0]: EXIT_NS for edge in front if self.graph.least[edge[0]] > 1}
+            self._tail = {node: left} | {edge[0]: exit_ns for edge in front if self.graph.least[edge[0]] > 1}
         if possessive:
             trust = ASKS_NOTHING
         return self._joined(doubted(front, trust), end) if least == 0 else end
@@ -179,23 +205,24 @@ class Repeats(Places):
         other = ((self._alphabet.anything, self._other_than(test.low)),)
         exact = EXACT if test.low == test.high else 0
         end: Front = []
-        self._spend(front, REPEAT_ONE_NS)
+        exit_ns = EXIT_NS + self._copied()
+        self._spend(front, REPEAT_ONE_NS + (0.0 if possessive else self._saved()))
         for step in range(most):
             if step >= least:
                 left = front
                 if possessive:
                     # It is left before its last round only where the run ends.
                     left = where(front, other, exact | ASKS_NOTHING)
-                self._spend(left, KEPT_EXIT_NS if possessive else EXIT_NS)
+                self._spend(left, KEPT_EXIT_NS if possessive else exit_ns)
                 end += left
             front = self._unit(unit, front, flags)
-        self._spend(front, KEPT_EXIT_NS if possessive or (least == most and not lazy) else EXIT_NS)
+        self._spend(front, KEPT_EXIT_NS if possessive or (least == most and not lazy) else exit_ns)
         if lazy:
             # It looks for one more when what follows has failed, even at the most.
             self._spend(front, REPEAT_ONE_NS)
         elif not possessive and front:
             # Those that are left before came from further back: only the last is told apart.
-            self._tail = {front[0][0]: KEPT_EXIT_NS if least == most else EXIT_NS}
+            self._tail = {front[0][0]: KEPT_EXIT_NS if least == most else exit_ns}
         return self._merged(end + front)
 
     def _written_out(self, least: int, most: int, body: Any, front: Front, flags: int) -> Front:
@@ -205,7 +232,7 @@ class Repeats(Places):
         for step in range(most):
             if step >= least:
                 end += front
-            self._spend(front, self._mark_cost() + (must if step < least else MORE_NS + UNTIL_NS))
+            self._spend(front, self._saved(2) + (must if step < least else MORE_NS + UNTIL_NS))
             front = self._merged(self._sequence(body.data, front, flags))
             if not front:
                 break
@@ -226,13 +253,14 @@ class Repeats(Places):
         factor = (1 + empty) ** least if empty else 1.0
         hub = self._new(NOTHING, [], 1, 1, 0.0)
         floor, self._floor = self._floor, hub + 1
+        self._kept = self._kept if self._in_loop else 0
         self._in_loop += 1
-        more = (ROUND_NS if least else MORE_NS + UNTIL_NS) + self._mark_cost()
+        more = (ROUND_NS if least else MORE_NS + UNTIL_NS) + self._saved()
         self._spend(front, factor * (REPEAT_NS + more))
         entry = [(source, ways * factor, guard, trust) for source, ways, guard, trust in front]
         end = self._sequence(body.data, [*entry, (hub, 1.0, None, PLAIN)], flags)
         end = [edge for edge in end if edge[0] > hub]
-        around = MORE_NS + UNTIL_NS + self._mark_cost()
+        around = MORE_NS + UNTIL_NS + self._saved()
         self._in_loop -= 1
         self._floor = floor
         self._tail = {}
@@ -284,3 +312,10 @@ class Repeats(Places):
             if ways == 0.0 or ways > MAX_WAYS:
                 return min(ways, MAX_WAYS)
         return ways
+
+
+def _keeping(kept: int) -> float:
+    """Return what it costs a round of a loop when so many bytes are kept of each."""
+    if kept <= STACK_BYTES:
+        return FAR_BYTE_NS * max(0, kept - CACHED_BYTES)
+    return FRESH_BYTE_NS * kept

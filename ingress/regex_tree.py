@@ -107,12 +107,13 @@ def inner_pieces(op: Any, av: Any) -> list[Any]:
     return []
 
 
-def captures(body: Any) -> bool:
-    """Say whether a parsed piece has a capturing group in it."""
-    return any(
-        (op is sre.SUBPATTERN and av[0] is not None) or any(captures(one) for one in inner_pieces(op, av))
-        for op, av in body.data
-    )
+def captures(body: Any) -> int:
+    """Return the highest number of a capturing group in a parsed piece; 0 if it has none."""
+    highest = 0
+    for op, av in body.data:
+        own = av[0] or 0 if op is sre.SUBPATTERN else 0
+        highest = max(highest, own, *(captures(one) for one in inner_pieces(op, av)))
+    return highest
 
 
 def loses_captures(body: Any, kept: bool = False, again: bool = False) -> bool:

@@ -13,6 +13,8 @@ PREFIX_NS = 2.0
 SCAN_LITERAL_NS = 1.1
 SCAN_ANY_NS = 0.6
 SCAN_FOLDED_NS = 4.0
+SCAN_FOLDED_SET_NS = 16.0
+COPY_FOLDED_NS = 9.0
 RANGE_NS = 2.8
 MAP_NS = 3.1
 BIG_MAP_NS = 3.6
@@ -42,6 +44,13 @@ ROUND_NS = 7.5
 MORE_NS = 13.0
 UNTIL_NS = 9.0
 MARK_NS = 3.2
+# What is kept at a choice until it is given up, in bytes, and what a byte takes: copied at once; where a loop
+# keeps it round after round, from which number of bytes per round it leaves the caches, and from which the
+# memory is fetched anew at each search.
+KEPT_CONTEXT, KEPT_GROUP = 64, 16
+COPIED_BYTE_NS = 0.25
+CACHED_BYTES, STACK_BYTES = 192, 800
+FAR_BYTE_NS, FRESH_BYTE_NS = 0.25, 1.5
 # A choice, and each alternative that is tried.
 BRANCH_NS = 5.0
 ALTERNATIVE_NS = 12.5

@@ -133,7 +133,13 @@ MANY = ["?", "*", "+", "{2}", "{1,3}", "{2,}", "*?", "+?", "??", "{2,}?", "++", 
 SMALL = [
     *("a", "b", "ab", "x", "[ab]", "[^a]", ".", r"\w", r"\s", r"\d", r"\b", r"\B", "^", "$", r"\Z", "(?<=a)"),
     *("(?<!b)", "(?=a)", "(?!b)", " ", "1", r"\W", r"\S", r"\n", "(?s:.)", "(?m:^)", "(?m:$)"),
+    *("(?i:s)", "(?i:[k-t])", "[😀🎉🔥✨]", r"[\w🙂-🙄😀]", "(?i:é)", r"(?a:\w)"),
 ]
+HEAVY = [
+    *("(?:ab?x?1?_?A?)*", "(?:a(?:xy)?(?:1b)?(?: b)?)*", "(?:ab*?x*?1*?A*?)+", "(?:(?:a|xy)(?:b|1x|))*"),
+    f"[{''.join(map(chr, range(0x1F300, 0x1F3F0, 3)))}]",
+]
+"""What may take long each time around, for what it makes the engine keep or look through."""
 LOOK_BEHINDS = ["(?<=ab)", "(?<!a.)", r"(?<=\w\b)", "(?<=(?=a)b)", r"(?<!a\Bb)"]
 BOMBS = [
     *(r"(?:|a?|b?){7}c", r"(?:\b|\B|){7}c", "(?:a?){20}b", r"(?:\w+)+!", "(?:a|a)*!", "(?:(?:x|xx)+y)?"),
@@ -154,7 +160,11 @@ class Patterns:
     def draw(self) -> str:
         """Return a pattern; the engine refuses some."""
         self._groups, self._closed = 0, []
-        return self._row(3)
+        if self.rng.random() > 0.1:
+            return self._row(3)
+        # Groups that are set all along: the engine saves them at each choice inside a repeat.
+        self._groups = self.rng.choice((3, 9, 30))
+        return "#" * self.rng.randint(0, 1) + "()" * self._groups + self._row(3)
 
     def _row(self, depth: int) -> str:
         rng = self.rng
@@ -173,8 +183,10 @@ class Patterns:
 
     def _piece(self, depth: int) -> str:
         rng, kind = self.rng, self.rng.random()
-        if depth <= 0 or kind < 0.45:
+        if depth <= 0 or kind < 0.43:
             return rng.choice(SMALL)
+        if kind < 0.45:
+            return rng.choice(HEAVY)
         if kind < 0.6:
             return "(?:" + "|".join(self._row(depth - 1) for _ in range(rng.randint(1, 3))) + ")"
         if kind < 0.75:

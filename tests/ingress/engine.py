@@ -1,8 +1,10 @@
 """A backtracking engine as plain as can be, which tells what it reads: what the analysis is held to.
 
-It takes parsed patterns of characters, classes, word boundaries, alternatives, groups and repeats.
+It takes parsed patterns of characters, classes, word boundaries, alternatives, groups, repeats (possessive
+ones too), look-aheads and atomic groups.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -20,12 +22,14 @@ class TooLong(Exception):
 
 
 class Engine:
-    """Searches a text; `reads` counts by place how often a character was found to match there."""
+    """Searches a text; `reads` counts by place how often a character was found to match there, `steps` these
+    and how often an item of the pattern was tried."""
 
     def __init__(self, items: Any, text: str) -> None:
         self.items = list(items)
         self.text = text
         self.reads: Counter[int] = Counter()
+        self.steps = 0
         self.last_start = 0
 
     def search(self) -> tuple[int, int] | None:
@@ -45,6 +49,7 @@ class Engine:
 
     def _item(self, item: Any, at: int) -> Iterator[int]:
         op, av = item
+        self.steps += 1
         if op in UNITS:
             if self._reads(item, at):
                 yield at + 1
@@ -59,6 +64,15 @@ class Engine:
                 yield from self._class_repeat(op, least, most, body[0], at)
             else:
                 yield from self._repeat(op, least, most, list(body), at, 0)
+        elif op is sre.POSSESSIVE_REPEAT:
+            least, most, body = av
+            yield from self._possessive(least, most, body, at)
+        elif op is sre.ATOMIC_GROUP:
+            yield from itertools.islice(self._items(list(av), 0, at), 1)
+        elif op is sre.ASSERT or op is sre.ASSERT_NOT:
+            assert av[0] > 0, "look-behinds are not known here"
+            if self._looks(list(av[1]), at) == (op is sre.ASSERT):
+                yield at
         elif op is PAID or (op is sre.AT and self._is_at(av, at)):
             yield at
         elif op is sre.AT:
@@ -94,10 +108,27 @@ class Engine:
         if op is sre.MAX_REPEAT and done >= least:
             yield at
 
+    def _looks(self, body: list[Any], at: int) -> bool:
+        if len(body) == 1 and body[0][0] in UNITS:
+            # To the analysis a look at one character is a condition, and nothing is read.
+            return at < len(self.text) and _matches(body[0], self.text[at])
+        return any(True for _ in self._items(body, 0, at))
+
+    def _possessive(self, least: int, most: int, body: Any, at: int) -> Iterator[int]:
+        done, begun = 0, -1
+        while done < most and (done < least or at > begun):
+            end = next(self._items(list(body), 0, at), None)
+            if end is None:
+                break
+            begun, at, done = at, end, done + 1
+        if done >= least:
+            yield at
+
     def _reads(self, unit: Any, at: int) -> bool:
         if at >= len(self.text) or not _matches(unit, self.text[at]):
             return False
         self.reads[at + 1] += 1
+        self.steps += 1
         if self.reads.total() > MAX_READS:
             raise TooLong
         return True

@@ -1,6 +1,8 @@
 """What a look at a character costs: prices for every character, of every class the dialect has."""
 
-from re import _parser  # type: ignore[attr-defined]
+import re
+from re import _compiler, _parser  # type: ignore[attr-defined]
+from re import _constants as sre  # type: ignore[attr-defined]
 
 import pytest
 from outfeed.ingress.regex_checks import Check, check_of, derived
@@ -51,6 +53,38 @@ def test_a_category_takes_a_letter_cheaply_and_looks_long_at_what_is_none() -> N
     assert price(test, alphabet, "½") == WORD_OTHER_NS
     test, alphabet = of(r"\d")
     assert price(test, alphabet, "7") == DIGIT_NS
+
+
+EMOJI = "".join(map(chr, range(0x1F300, 0x1F5F0, 3)))
+
+
+@pytest.mark.parametrize("ignore", ["", "(?i)"])
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        "[🙂😀🎉]", f"[{EMOJI}]", f"[a-f{EMOJI[:40]}]", rf"[\w{EMOJI[:40]}]", rf"[{EMOJI[:9]}\s{EMOJI[9:]}]",
+        "[^🙂😀🎉]", "[𐐀-𐐧𝔸-𝕐🙂]", "[一-🙂]", "[aeiou]", "[a-f0-9é]", r"[\s\d]", "[一中国人]", r"[^\s中🙂]",
+    ],
+)  # fmt: skip
+def test_a_price_is_for_each_step_that_the_engines_own_compiler_makes(spelled: str, ignore: str) -> None:
+    test, alphabet = of(ignore + spelled)
+    items = _parser.parse(ignore + spelled)[0][1]
+    folding = (_compiler._sre.unicode_iscased, _compiler._sre.unicode_tolower, _compiler._EXTRA_CASES)
+    steps, folds = _compiler._optimize_charset(items, *(folding if ignore else ()))
+    regex = re.compile(ignore + spelled)
+    negated = steps[0][0] is sre.NEGATE
+    missed = [char for char in "~\u0378\U0003fffe" if (regex.match(char) is None) != negated]
+    assert missed
+    for char in missed:
+        # None of the steps takes it, so the engine tries them all.
+        assert price(test, alphabet, char) >= 1.4 * len(steps) + (6.0 if folds else 0.0)
+
+
+def test_a_letter_with_more_than_two_forms_is_a_set_to_the_engine() -> None:
+    assert [of(f"(?i){letter}")[0].test > of("(?i)t")[0].test for letter in "skqiµ"] == [
+        True, False, False, True, True,
+    ]  # fmt: skip
+    assert of("(?ia)s")[0].test == of("(?ia)t")[0].test
 
 
 def test_ranges_are_tried_in_turn_until_they_are_a_map() -> None:

@@ -34,7 +34,12 @@ def around_a_loop(draw: st.DrawFn, depth: int = 0) -> str:
     after = "".join(draw(unit) for _ in range(draw(st.integers(1, 2)))) + draw(
         st.sampled_from(["", "", "{2,}"])
     )
-    whole = before + loop + draw(st.sampled_from(["", "", "", r"\b", r"\B"])) + after
+    # What is asked after the loop holds off some ways; another way may come to the end all the same.
+    asked = draw(st.sampled_from(["", "", "", r"\b", r"\B", "(?=b?a)", "(?!b?a)", "(?>ab|a)"]))
+    if draw(st.integers(0, 2)) == 0:
+        whole = f"(?:{before}{loop}{asked}|{draw(st.sampled_from(['b', '[ab]', 'ba']))}){after}"
+    else:
+        whole = before + loop + asked + after
     if depth == 0 and draw(st.integers(0, 3)) == 0:
         whole = f"(?:{whole}|{around_a_loop(draw, 1)})"
     if draw(st.integers(0, 4)) == 0:
@@ -79,6 +84,20 @@ def test_there_is_a_way_for_each_character_that_the_engine_reads(pattern: str, r
         word = "".join(rng.choice("aab.\n") for _ in range(rng.randint(1, 5)))
         end = "".join(rng.choice("aab\n") for _ in range(rng.randint(0, 4)))
         is_followed(pattern, (word * 9)[: rng.randint(1, 24)] + end)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("(?:ab[^c]+?(?!a)|b)aa", "abababaabab"), (r".(?:[ab]+\b|ba)b", "ccccaccccababcab."),
+        ("(?:a.+?(?=[ab])|[ab])ca", ".abc.abbcabac."), (r"(?:a.+\b|b)ba", "accaccacc.b.bba"),
+        ("(?:(?:a.*?(?>a*)|ab)ab|[ab]c)", "baababc"), ("(?:.[^c]*?(?=b?a)|b)bb", "a...aa...aa.abbbb"),
+        ("(?:.[ab]+?(?>a*)|b)ab", "bbbbbbbbab"),
+    ],
+)  # fmt: skip
+def test_ways_that_are_held_off_at_the_end_of_a_loop_are_still_in_it(pattern: str, text: str) -> None:
+    # Another way comes to the end of the match, past what is asked after the loop.
+    is_followed(pattern, text)
 
 
 def test_patterns_have_loops_before_a_sure_end() -> None:

@@ -157,6 +157,25 @@ def test_classes_that_take_the_engine_long_to_compile_are_refused() -> None:
     admit("[一-龥]+", "stop_regex", Effort())
 
 
+FEW = "[" + "".join(map(chr, range(0x1F300, 0x1F318, 2))) + "]"
+
+
+@pytest.mark.parametrize(
+    ("light", "heavy"),
+    [
+        (FEW, "[" + "".join(map(chr, range(0x1F300, 0x1F580, 2))) + "]"),
+        ("#()(?:a|bc)*x", "#" + "()" * 10 + "(?:a|bc)*x"),
+        ("#()(?:a*b)*x", "#" + "()" * 10 + "(?:a*b)*x"),
+        ("#()(?:a|bc)*x", "#(?:a|bc" + "()" * 10 + ")*x"),
+        ("#(?:ab*c*)*!", "#(?:ab*c*d*e*f*g*)*!"),
+        ("#(?:a(?:b)?c*)*!", "#(?:ab*?c*?d*?e*?f*?g*?)*!"),
+    ],
+)
+def test_what_the_engine_looks_through_or_keeps_each_time_is_paid_for(light: str, heavy: str) -> None:
+    assert analyse(light).refusal(32_000) is None
+    assert analyse(heavy).refusal(32_000) is not None
+
+
 @pytest.mark.parametrize("pattern", [r"(?:(a)b)*+c", r"(?:(?>(a)|b)c)+", r"(?:x(?=(a)))++", r"((a)|b){2}+"])
 def test_groups_that_the_engine_loses_track_of_are_refused(pattern: str) -> None:
     found = analyse(pattern)
