@@ -228,6 +228,7 @@ def _depths(ring: str, stats: RingStats, more: dict[str, str]) -> Iterator[Readi
     for lane in stats.lanes:
         labels = {"ring": ring, "lane": str(lane.lane), **more}
         yield Reading("ring_depth_bytes", "gauge", "Bytes in use on a lane.", lane.used, labels)
+        yield Reading("ring_full_total", "counter", "Writes that met a full lane.", lane.full_events, labels)
 
 
 def _describe(row: BoardRow) -> dict[str, Any]:

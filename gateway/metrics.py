@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from .. import __version__
 from .backend import Reading
 
 PREFIX: Final = "outfeed_"
@@ -126,7 +127,8 @@ class Metrics:
         return (self.first_token, self.between_tokens, self.request)
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the plain counters."""
+        """Yield the plain counters, and which version this is."""
+        yield Reading("build_info", "gauge", "Always 1; the version is a label.", 1, {"version": __version__})
         for (endpoint, status), count in sorted(self.responses.items()):
             labels = {"endpoint": endpoint, "status": str(status)}
             yield Reading(

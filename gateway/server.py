@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 4096
 MAX_PORT = 65535
+GONE_EVERY_S = 0.25
+"""How often a gateway looks whether its instance still runs."""
+EXIT_GONE = 1
 
 _LIMITS: Final = {
     "--max-body-bytes": ("body_bytes", "bytes of a request's body"),
@@ -135,6 +138,11 @@ class Server:
             self.connections.sweep()
 
 
+async def _until_gone(alive: Callable[[], bool]) -> None:
+    while alive():
+        await asyncio.sleep(GONE_EVERY_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     """What `serve` needs besides the app."""
@@ -144,8 +152,14 @@ class Serving:
     drain_s: float = 30.0
 
 
-async def serve(app: App, serving: Serving, ready: str = "", siblings: Siblings | None = None) -> None:
-    """Serve until a signal. Prints `ready` and the address when it accepts.
+async def serve(
+    app: App,
+    serving: Serving,
+    ready: str = "",
+    siblings: Siblings | None = None,
+    alive: Callable[[], bool] = lambda: True,
+) -> None:
+    """Serve until a signal, or until `alive()` is false. Prints `ready` and the address when it accepts.
 
     Raises:
         ServerError: the address cannot be had, or the socket that the other gateways talk to.
@@ -168,11 +182,12 @@ async def serve(app: App, serving: Serving, ready: str = "", siblings: Siblings 
     loop.add_signal_handler(signal.SIGINT, ending.set)
     host = f"[{serving.host}]" if ":" in serving.host else serving.host
     say(f"{ready}http://{host}:{server.port}")
-    waits = [loop.create_task(draining.wait()), loop.create_task(ending.wait())]
+    gone = loop.create_task(_until_gone(alive))
+    waits = [loop.create_task(draining.wait()), loop.create_task(ending.wait()), gone]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if draining.is_set() and not ending.is_set():
         drain = loop.create_task(server.drain(serving.drain_s))
-        await asyncio.wait([drain, waits[1]], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([drain, waits[1], gone], return_when=asyncio.FIRST_COMPLETED)
         if not (drain.done() and drain.result()):
             log.warning("stopping with %d prompts unfinished", app.live)
         drain.cancel()
@@ -294,7 +309,7 @@ def make_app(backend: Backend, tokenizer: str | Path, args: argparse.Namespace) 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a gateway process until a signal."""
+    """Run a gateway process until a signal (0) or the end of its instance (1); 2 when it cannot start."""
     parser = argparse.ArgumentParser(prog="gateway", description="Serve an Outfeed instance over HTTP.")
     parser.add_argument("--instance", required=True, help="the running instance to serve")
     parser.add_argument(
@@ -325,7 +340,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 app.abort,
                 app.state,
             )
-            uvloop.run(serve(app, serving, ready, siblings))
+            uvloop.run(serve(app, serving, ready, siblings, lambda: front.instance.alive))
+            # A new instance of that name is another one: who starts us again gets a gateway of that one.
+            if not front.instance.alive:
+                print(f"gateway: instance {args.instance!r} is gone: ended with it", file=sys.stderr)
+                return EXIT_GONE
     except (ServerError, NoTokenizer, RingError, IndexError, BadRequest) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2

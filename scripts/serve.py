@@ -192,8 +192,8 @@ def serve(args: argparse.Namespace) -> None:
                 announce(args, port, text)
                 number = None
                 while number is None:
+                    pipeline.check()  # first: gateways end with their instance
                     gateways.tend()
-                    pipeline.check()
                     number = signals.wait(CHECK_EVERY_S)
                 if number == signal.SIGTERM:
                     say("outfeed: draining")

@@ -1,4 +1,4 @@
-"""A gateway process that cannot start says why in one line."""
+"""A gateway process that cannot start says why in one line; one whose instance ends does not outlive it."""
 
 import itertools
 import shutil
@@ -7,6 +7,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from outfeed.ring.instance import leftovers
 
 from .commands import launched, unique
 
@@ -43,3 +46,26 @@ def test_a_number_that_another_process_has(small_tokenizer: Path) -> None:
         taken.bind(f"\0outfeed-{instance}.gateway0".encode())
         said = refused(instance)
     assert said.startswith("gateway: cannot open the socket to the other gateways: Address already in use; ")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_it_ends_with_its_instance_and_the_next_one_is_free_to_start(
+    small_tokenizer: Path, how: signal.Signals
+) -> None:
+    instance = unique("gateway", NUMBERS)
+    options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
+    command = [sys.executable, "-m", "outfeed.gateway", "--instance", instance, "--port", "0"]
+    with (
+        launched(instance, *options) as launcher,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as gateway,
+    ):
+        assert gateway.stdout is not None
+        assert "serves on http://" in gateway.stdout.readline()
+        launcher.send_signal(how)
+        _, err = gateway.communicate(timeout=60)
+    assert gateway.returncode == 1
+    assert f"gateway: instance '{instance}' is gone: ended with it" in err.splitlines()
+    with launched(instance, *options) as launcher:
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(60)
+    assert leftovers(instance) == []
