@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
-from ..ingress.errors import Refused, Unavailable
+from ..ingress.errors import Refused, TicketClosed, Unavailable
 from ..ingress.register import Ingress, Ticket
 from ..ingress.request import MAX_TOP_LOGPROBS, Model
 from ..ingress.routes import RouteTable
@@ -359,6 +359,8 @@ class Front:
                 self.ingress.submit(ticket)
             else:
                 self.ingress.submit_control(ticket, *operation)
+        except TicketClosed:
+            return Stream(ticket, source)  # ended before it began, and told why: its shard is lost, say
         except BaseException:
             self.reader.unregister(ticket.route)
             self.ingress.end(ticket.route)

@@ -70,3 +70,7 @@ def show(value: Any) -> str:
     if isinstance(value, dict):
         return f"an object of {len(value)} keys"
     return f"a value of type {type(value).__name__}"
+
+
+class TicketClosed(ValueError):
+    """A ticket was used whose request has ended, or was never opened here."""

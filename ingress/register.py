@@ -39,7 +39,7 @@ from ..ring.frames import (
     encode,
 )
 from ..ring.route import format_route, slot_of
-from .errors import BadRequest, RidInUse, Unavailable
+from .errors import BadRequest, RidInUse, TicketClosed, Unavailable
 from .request import Ready, make_rid
 from .routes import RouteTable
 
@@ -134,7 +134,8 @@ class Ingress:
     def submit(self, ticket: Ticket) -> None:
         """Write REGISTER, then GENERATE. On any failure the ticket is closed and nothing stays registered.
 
-        Unavailable (503) when a ring is full or closed, BadRequest when the prompt is larger than a frame.
+        Unavailable (503) when a ring is full or closed, BadRequest when the prompt is larger than a frame,
+        TicketClosed when the request has been ended meanwhile: its sink has been told why.
         """
         prompt = ticket.prompt
         if prompt is None:
@@ -261,7 +262,7 @@ class Ingress:
 
     def _must_be_open(self, ticket: Ticket) -> None:
         if self._by_route.get(ticket.route) is not ticket:
-            raise ValueError(f"ticket of route {format_route(ticket.route)} is closed; open a new one")
+            raise TicketClosed(f"ticket of route {format_route(ticket.route)} is closed; open a new one")
 
     def _close(self, ticket: Ticket) -> None:
         del self._by_route[ticket.route]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from outfeed.gateway.backend import FrontBackend
-from outfeed.gateway.front import TURN_PROMPTS
+from outfeed.gateway.front import TURN_PROMPTS, Answered
 from outfeed.ingress.errors import Unavailable
 from outfeed.ring.names import segment_name
 from outfeed.sidecar import FinishReason
-from outfeed.sink import Done, Error
+from outfeed.sink import Done, Error, SinkSender
 
 from tests.eventually import until
 
@@ -76,6 +76,24 @@ def test_nor_is_one_that_dies_just_before_the_request_is_live(rig: Rig, operatio
         asyncio.run(rig.front.submit(BODY) if operation == "submit" else rig.front.control("health"))
     assert rig.front.ingress.live() == 0
     assert rig.front.reader.statistics().live == 0
+
+
+def test_a_request_that_is_ended_before_it_is_submitted_says_why(rig: Rig) -> None:
+    """Its shard's lane is lost: the reader ends it as soon as it is registered, and its place is free."""
+    register = rig.front.reader.register
+
+    def register_and_end(route: int, rid: str, sender: SinkSender) -> None:
+        register(route, rid, sender)
+        rig.front.reader.abort(route, "corrupt lane", Error(500, "corrupt_lane", "lost"))
+        until("it to be over", lambda: rig.front.ingress.live() == 0)
+
+    rig.front.reader.register = register_and_end  # type: ignore[method-assign]
+    (stream,) = asyncio.run(rig.front.submit(BODY))
+    (end,) = rest_of(stream)[2]
+    assert isinstance(end, Error)
+    assert end.type == "corrupt_lane"
+    with pytest.raises(Answered, match="corrupt_lane"):
+        asyncio.run(rig.front.control("health"))
 
 
 # ---- a batch is large
