@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from outfeed.ring.route import make_route
-from outfeed.shards.kernel import DROPPED, END_STRING, Columns, Finish, Kernel, Ready
+from outfeed.shards.kernel import END_STRING, Columns, Finish, Kernel, Ready
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
@@ -59,12 +59,6 @@ def test_routes_that_were_chosen_to_meet(table_of: Tables) -> None:
         assert made.rows == 0
 
     in_time(work)
-
-
-def test_a_step_of_any_number_of_rows_is_planned() -> None:
-    rows = 100_000
-    planned = Kernel(None).plan(step([1] * rows, [0] * rows, np.zeros(0, "<i4")), 0, 0, [])
-    assert planned.tolist() == [DROPPED] * rows
 
 
 def test_ready_made_text_must_say_where_all_of_it_is() -> None:
