@@ -12,6 +12,7 @@
 
 #define SLOT_BITS 20
 #define READER_SHIFT 28
+#define GENERATION_SHIFT 36
 
 /* The msgpack header, all of it but the endings: numbers have their widest form, so its size is fixed. An array's
  * mark, the version, the stamp, rows, tokens; behind the endings three empty ones. */
@@ -22,7 +23,7 @@ _Static_assert(sizeof(outfeed_slot) == 24, "numpy in sidecar/rows.py views the t
 static outfeed_slot *slot_of(const outfeed_table *table, uint64_t route) {
     uint32_t reader = (uint32_t)(route >> READER_SHIFT) & 0xffu;
     uint32_t slot = (uint32_t)route & ((1u << SLOT_BITS) - 1);
-    if (route == 0 || reader >= table->readers || slot >= table->slots_each) return NULL;
+    if (route >> GENERATION_SHIFT == 0 || reader >= table->readers || slot >= table->slots_each) return NULL;
     return &table->slots[(size_t)reader * table->slots_each + slot];
 }
 
