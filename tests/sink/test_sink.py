@@ -395,12 +395,40 @@ def test_what_is_no_item_is_refused() -> None:
     assert source.receive_nowait() is None
 
 
-def test_a_closed_source_has_nothing_waiting() -> None:
+def test_what_goes_on_has_no_finish_reason_and_what_ends_has_one() -> None:
     sender, source = open_sink(1000)
-    sender.try_send(Frame(chunk("a")))
-    assert source.statistics().waiting_bytes == 5
+    with pytest.raises(ValueError, match="send it as Done"):
+        sender.try_send(Frame(chunk("a", 0, LAST)))
+    with pytest.raises(ValueError, match="this one has none"):
+        sender.try_send(Done(chunk("a")))
+    assert source.receive_nowait() is None
+
+
+@pytest.mark.parametrize("events", [1, 20], ids=["one", "merged ones"])
+def test_a_closed_source_has_nothing_waiting(events: int) -> None:
+    sender, source = open_sink(1000)
+    for first in range(events):
+        sender.try_send(Frame(chunk("a", first)))
+    assert source.statistics().waiting_bytes == 5 * events
     source.close()
     assert source.statistics().waiting_bytes == 0
+    with pytest.raises(SinkClosed, match="this source was closed"):
+        source.receive_nowait()
+
+
+def test_closing_calls_no_callback_and_tells_of_no_stream_that_is_over() -> None:
+    sender, source = open_sink(1000)
+    called: list[str] = []
+    sender.channel.on_gone = partial(called.append, "gone")
+
+    async def story() -> None:
+        source.call_when_ready(asyncio.get_running_loop(), partial(called.append, "ready"))
+        sender.channel.end(chunk("a", 0, LAST), 5)  # told to nobody yet
+        source.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert called == []
 
 
 def test_a_cancelled_reader_of_the_stream_is_gone() -> None:
