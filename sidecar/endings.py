@@ -27,14 +27,19 @@ _encode: Final = msgspec.msgpack.Encoder(enc_hook=index).encode
 _decode: Final = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
-def checked(finishes: Finishes, rows: int) -> tuple[Endings, bytes]:
+def checked(finishes: Finishes, routes: Any) -> tuple[Endings, bytes]:
     """Return row → finish reason as shards will read it, rows ascending, and as it stands in a step's header.
 
-    Whole numbers of any type (numpy's, say) are numbers.
+    routes: the step's, of which only the number matters here. Whole numbers of any type (numpy's, say) are
+    numbers.
 
     Raises:
         ValueError: the step has no such row, or its reason is none that a client can read.
     """
+    try:
+        rows = len(routes)
+    except TypeError:
+        raise ValueError(f"routes is a {type(routes).__name__}: expected a list or an array") from None
     if not isinstance(finishes, Mapping):
         raise ValueError(f"finishes is a {type(finishes).__name__}: give a mapping, row → finish reason")
     ended = []

@@ -214,7 +214,7 @@ class SchedulerPort:
                 over.
             CorruptLane: something wrote over this rank's lane; only a new instance brings it back.
         """
-        ended, endings = checked(finishes, len(routes)) if finishes else NOBODY
+        ended, endings = checked(finishes, routes) if finishes else NOBODY
         stamp = 0 if families else self._push(routes, ids, counts, endings, timeout)
         if not stamp:  # families, or columns of other types than the C pass takes
             stamp = self._push_converted(routes, ids, counts, ended, endings, families, timeout)

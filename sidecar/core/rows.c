@@ -12,6 +12,7 @@
 
 #define SLOT_BITS 20
 #define READER_SHIFT 28
+#define GENERATION_SHIFT 36
 
 /* The msgpack header, all of it but the endings: numbers have their widest form, so its size is fixed. An array's
  * mark, the version, the stamp, rows, tokens; behind the endings three empty ones. */
@@ -19,11 +20,19 @@
 
 _Static_assert(sizeof(outfeed_slot) == 24, "numpy in sidecar/rows.py views the table with this layout");
 
-static outfeed_slot *slot_of(const outfeed_table *table, uint64_t route) {
+/* NULL for a place that the table has not. */
+static outfeed_slot *place_of(const outfeed_table *table, uint64_t route) {
     uint32_t reader = (uint32_t)(route >> READER_SHIFT) & 0xffu;
     uint32_t slot = (uint32_t)route & ((1u << SLOT_BITS) - 1);
-    if (route == 0 || reader >= table->readers || slot >= table->slots_each) return NULL;
+    if (reader >= table->readers || slot >= table->slots_each) return NULL;
     return &table->slots[(size_t)reader * table->slots_each + slot];
+}
+
+static int is_route(uint64_t route) { return route >> GENERATION_SHIFT != 0; }
+
+/* NULL for what is no route of the table. */
+static outfeed_slot *slot_of(const outfeed_table *table, uint64_t route) {
+    return is_route(route) ? place_of(table, route) : NULL;
 }
 
 static int has(const outfeed_slot *slot, uint64_t route) { return slot->route == route && slot->live; }
@@ -75,15 +84,15 @@ int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *ro
     uint64_t tokens = 0;
     *stale_rows = 0;
     for (uint32_t row = 0; row < rows; row++) {
-        outfeed_slot *slot = slot_of(table, route[row]);
-        if (slot == NULL || slot->route == 0) return refuse_row(table, row, routes, counts);
+        outfeed_slot *slot = place_of(table, route[row]);
+        if (slot == NULL) return refuse_row(table, row, routes, counts);
         uint32_t more = count ? count[row] : 1;
         tokens += more;
         if (slot->route == route[row] && slot->live == OUTFEED_GENERATE) {
             first[row] = slot->emitted;
             prompt[row] = slot->prompt;
             slot->emitted += more;
-        } else if (has(slot, route[row])) {
+        } else if (slot->route == 0 || !is_route(route[row]) || has(slot, route[row])) {
             return refuse_row(table, row, routes, counts);
         } else {
             first[row] = 0;

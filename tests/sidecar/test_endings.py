@@ -81,3 +81,13 @@ def test_numbers_as_numpy_has_them_are_numbers(bench: Bench, families: Any) -> N
         ]
         assert not port.is_live(A)
         assert not port.is_live(B)
+
+
+def test_routes_that_have_no_length_are_refused_by_name(bench: Bench) -> None:
+    bench.send(Generate(A, "a", b"", {}))
+    with SchedulerPort.attach(bench.name) as port:
+        port.recv()
+        endless: Any = (route for route in [A])
+        with pytest.raises(ValueError, match="routes is a generator: expected a list or an array"):
+            port.push_tokens(endless, [1], finishes={0: FinishReason.length(1)})
+    assert bench.shard.read() == []

@@ -54,8 +54,8 @@ def test_a_route_never_received_is_refused_and_nothing_is_counted(table: RowTabl
 
 @pytest.mark.parametrize(
     "route",
-    [0, make_route(2, 0, 0, 1), make_route(0, 0, 16, 1), (1 << 64) - 1],
-    ids=["zero", "a reader too far", "a slot too far", "all ones"],
+    [0, 3, make_route(2, 0, 0, 1), make_route(0, 0, 16, 1), (1 << 64) - 1],
+    ids=["zero", "a row's number for a route", "a reader too far", "a slot too far", "all ones"],
 )
 def test_a_route_outside_the_instance_is_refused(table: RowTable, route: int) -> None:
     with pytest.raises(UnknownRoute):

@@ -101,13 +101,55 @@ def test_full_counts_bytes_and_says_so() -> None:
     sender.try_send(Frame(chunk("g", 1)))
 
 
+def test_a_limit_that_is_a_moment_old_refuses_nothing_that_fits() -> None:
+    """The source moves the limit; a sender that still sees the one before looks at what really waits."""
+    sender, source = open_sink(10)
+    for first in range(2):
+        sender.channel.limit = 0
+        sender.try_send(Frame(chunk("a", first)))
+    with pytest.raises(SinkFull, match="10 bytes wait"):
+        sender.try_send(Frame(chunk("a", 2)))
+    assert source.statistics().waiting_bytes == 10
+
+
+def test_a_stream_is_ended_once() -> None:
+    sender, source = open_sink(1000)
+    sender.try_send(Error(500, "x", "y"))
+    sender.close()
+    with pytest.raises(SinkClosed, match="the stream is over"):
+        sender.try_send(Error(500, "x", "y"))
+    assert (source.statistics().sent, source.statistics().ended) == (1, True)
+    assert list(source) == [Error(500, "x", "y")]
+    late, gone = open_sink(1000)
+    gone.close()
+    late.close()
+    assert not late.statistics().ended, "nobody was there to send it to"
+
+
+def test_who_is_to_be_woken_is_told_of_once() -> None:
+    sender, source = open_sink(1000)
+
+    async def story() -> None:
+        source.call_when_ready(asyncio.get_running_loop(), lambda: None)
+        waiter = sender.channel.push(chunk("a"), 5)
+        assert waiter is not None
+        assert sender.channel.push(chunk("b", 1), 5) is None
+        waiter.fire()
+        assert sender.channel.push(chunk("c", 2), 5) is waiter
+
+    asyncio.run(story())
+
+
 def test_an_empty_sink_takes_any_one_item() -> None:
     sender, source = open_sink(1)
     sender.try_send(Control(b"x" * 10_000))
+    assert source.statistics().waiting_bytes == 10_000
     assert source.receive_sync() == Control(b"x" * 10_000)
+    assert source.statistics().waiting_bytes == 0
 
 
-def test_replaced_hidden_states_free_their_room() -> None:
+@pytest.mark.parametrize("stale", [False, True], ids=["", "the limit is a moment old"])
+def test_replaced_hidden_states_free_their_room(stale: bool) -> None:
     sender, source = open_sink(2000)
     for first in range(200):
         columns = Columns(
@@ -117,6 +159,8 @@ def test_replaced_hidden_states_free_their_room() -> None:
         event = ChunkEvent(b"", b"", first, 1, 9, first, None, columns)
         if source.statistics().waiting_bytes + event.size > 2000:
             break
+        if stale:
+            sender.channel.limit = 0
         sender.try_send(Frame(event))
     # Hidden states alone would have been full after 18: only the last ones of a run that was folded wait.
     assert first > 50
@@ -351,12 +395,40 @@ def test_what_is_no_item_is_refused() -> None:
     assert source.receive_nowait() is None
 
 
-def test_a_closed_source_has_nothing_waiting() -> None:
+def test_what_goes_on_has_no_finish_reason_and_what_ends_has_one() -> None:
     sender, source = open_sink(1000)
-    sender.try_send(Frame(chunk("a")))
-    assert source.statistics().waiting_bytes == 5
+    with pytest.raises(ValueError, match="send it as Done"):
+        sender.try_send(Frame(chunk("a", 0, LAST)))
+    with pytest.raises(ValueError, match="this one has none"):
+        sender.try_send(Done(chunk("a")))
+    assert source.receive_nowait() is None
+
+
+@pytest.mark.parametrize("events", [1, 20], ids=["one", "merged ones"])
+def test_a_closed_source_has_nothing_waiting(events: int) -> None:
+    sender, source = open_sink(1000)
+    for first in range(events):
+        sender.try_send(Frame(chunk("a", first)))
+    assert source.statistics().waiting_bytes == 5 * events
     source.close()
     assert source.statistics().waiting_bytes == 0
+    with pytest.raises(SinkClosed, match="this source was closed"):
+        source.receive_nowait()
+
+
+def test_closing_calls_no_callback_and_tells_of_no_stream_that_is_over() -> None:
+    sender, source = open_sink(1000)
+    called: list[str] = []
+    sender.channel.on_gone = partial(called.append, "gone")
+
+    async def story() -> None:
+        source.call_when_ready(asyncio.get_running_loop(), partial(called.append, "ready"))
+        sender.channel.end(chunk("a", 0, LAST), 5)  # told to nobody yet
+        source.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert called == []
 
 
 def test_a_cancelled_reader_of_the_stream_is_gone() -> None:
