@@ -82,6 +82,7 @@ class Repeats(Places):
             # `(a)*`: one class under groups; the engine takes the long way, the graph need not.
             for group in groups:
                 self._groups[group] = (body, flags)
+            self._spend(front, REPEAT_NS + MORE_NS + UNTIL_NS)  # Even where no round is found.
             cost = ROUND_NS + MORE_NS + UNTIL_NS + 2 * MARK_NS * len(groups)
             if not self._copies:
                 self._marks = max(self._marks, *groups, 0)

@@ -1,7 +1,7 @@
 """What the engine needs for each of its steps, in nanoseconds, from above for a quiet machine.
 
-Found by searching texts in which one kind of step is nearly all there is, with CPython 3.11 (docs/ingress.md
-has the method and the figures); `bench regex` shows the bounds made of them beside real searches.
+Found by searching texts in which one kind of step is nearly all there is, with CPython 3.11:
+`bench regex_units` does that again, `bench regex` shows the bounds made of them beside real searches.
 """
 
 # To begin a search at a place: when the first look there fails, and when it does not.

@@ -176,6 +176,13 @@ def test_what_the_engine_looks_through_or_keeps_each_time_is_paid_for(light: str
     assert analyse(heavy).refusal(32_000) is not None
 
 
+def test_a_repeat_of_a_group_is_begun_even_where_it_finds_nothing() -> None:
+    once, often = analyse("#(a)?(b)?(c)?(d)?z").cost, analyse("#(a)*(b)*(c)*(d)*z").cost
+    assert once is not None
+    assert often is not None
+    assert often.milliseconds(32_000) > 0.8 * once.milliseconds(32_000)
+
+
 @pytest.mark.parametrize("pattern", [r"(?:(a)b)*+c", r"(?:(?>(a)|b)c)+", r"(?:x(?=(a)))++", r"((a)|b){2}+"])
 def test_groups_that_the_engine_loses_track_of_are_refused(pattern: str) -> None:
     found = analyse(pattern)
