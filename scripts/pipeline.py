@@ -49,6 +49,7 @@ def hangup() -> tuple[signal.Signals, ...]:
 def stop_in_order() -> None:
     """Have SIGTERM and SIGHUP end this process as Ctrl-C does, so that whoever started processes stops them.
 
+    SIGINT too where a shell has it ignored, as for what a script runs in the background: it may be sent.
     Only where nobody has said otherwise; does nothing outside the main thread.
     """
 
@@ -56,6 +57,8 @@ def stop_in_order() -> None:
         raise KeyboardInterrupt
 
     if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGTERM, *hangup()):
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, interrupt)

@@ -86,13 +86,18 @@ def test_an_instance_that_runs_already_is_refused_and_left_alone(
         assert leftovers(instance) == before
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGINT])
 def test_one_that_is_told_to_end_leaves_nothing(
     small_tokenizer: Path, small_text: Path, how: signal.Signals
 ) -> None:
-    """SIGHUP is what the end of its terminal sends."""
+    """SIGHUP is what the end of its terminal sends; a shell has SIGINT ignored in its background jobs."""
     instance = unique("demo", NUMBERS)
-    command = [sys.executable, str(SCRIPTS / "demo.py"), "--json", "--instance", instance]
+    background = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", background, sys.executable, str(SCRIPTS / "demo.py"), "--json"]
+    command += ["--instance", instance]
     command += ["--tokenizer", str(small_tokenizer), "--text", str(small_text), "--steps-per-second", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         until("it to run", lambda: is_running(instance) or running.poll() is not None)

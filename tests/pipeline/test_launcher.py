@@ -41,17 +41,14 @@ def test_a_told_launcher_leaves_nothing(small_tokenizer: Path, how: signal.Signa
     assert leftovers(instance) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_launcher_told_to_end_while_it_starts_leaves_nothing(
-    small_tokenizer: Path, tmp_path: Path, how: signal.Signals
-) -> None:
+def test_a_launcher_told_to_end_while_it_starts_leaves_nothing(small_tokenizer: Path, tmp_path: Path) -> None:
     """Whichever of its threads the kernel gives the signal to."""
     instance, gate = name(), tmp_path / "gate"
     slow = (sys.executable, SLOW_START, str(gate))
     launcher = start_launcher(instance, "--tokenizer", str(small_tokenizer), launcher=slow)
     until("its segments to be there", lambda: gate.exists() or launcher.poll() is not None)
     assert leftovers(instance)
-    launcher.send_signal(how)
+    launcher.send_signal(signal.SIGTERM)
     gate.unlink()
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 0, err
@@ -64,9 +61,8 @@ def test_a_launcher_told_to_end_while_it_starts_leaves_nothing(
     [
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
         "os.close(0), os.close(1), os.close(2)",
-        "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
     ],
-    ids=["ignores SIGCHLD", "closes streams", "fills the disk"],
+    ids=["ignores SIGCHLD", "closes streams"],
 )
 def test_a_careless_parent_is_no_matter(small_tokenizer: Path, careless: str) -> None:
     instance = name()
