@@ -218,7 +218,6 @@ class Shard:
         except BadFrame as error:
             # A registration, or the end of one: that gateway says again what it has, before any further step.
             self._bad_frame(error)
-            self._asked.pop(lane, None)
             self._unsure.add(lane)
             return
         try:
