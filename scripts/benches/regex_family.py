@@ -160,7 +160,7 @@ class Patterns:
     def draw(self) -> str:
         """Return a pattern; the engine refuses some."""
         self._groups, self._closed = 0, []
-        if self.rng.random() > 0.1:
+        if not self._bombs or self.rng.random() > 0.1:
             return self._row(3)
         # Groups that are set all along: the engine saves them at each choice inside a repeat.
         self._groups = self.rng.choice((3, 9, 30))
@@ -183,9 +183,9 @@ class Patterns:
 
     def _piece(self, depth: int) -> str:
         rng, kind = self.rng, self.rng.random()
-        if depth <= 0 or kind < 0.43:
+        if depth <= 0 or kind < (0.43 if self._bombs else 0.45):
             return rng.choice(SMALL)
-        if kind < 0.45:
+        if kind < 0.45 and self._bombs:
             return rng.choice(HEAVY)
         if kind < 0.6:
             return "(?:" + "|".join(self._row(depth - 1) for _ in range(rng.randint(1, 3))) + ")"
