@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -171,6 +172,7 @@ class Front:
         self._failing: str | None = None
         self.tokenize = Tokenize(model)
         self._stop = threading.Event()
+        self._pid = os.getpid()
         self._looking = threading.Lock()
         self._ticked = 0.0
         if self._row.owner is not None:
@@ -321,18 +323,23 @@ class Front:
         return {name: ring.stats() for name, ring in self._rings.items()}
 
     def close(self) -> None:
-        """Stop: live requests end with a 503 and are aborted at the scheduler. Twice is fine."""
+        """Stop: live requests end with a 503 and are aborted at the scheduler. Twice is fine.
+
+        In a forked child it only lets go of what the child inherited: the front is its parent's.
+        """
         if self._stop.is_set():
             return
-        if self.instance.alive:
+        mine = os.getpid() == self._pid
+        if mine and self.instance.alive:
             self.reader.fail(
                 Error(503, "stopping", "the gateway is stopping; send the request again"), abort="stopping"
             )
         self._stop.set()
-        self._bell.ring()
-        self._thread.join()
-        self.tokenize.close()
-        self._row.state = State.STOPPED
+        if mine:
+            self._bell.ring()
+            self._thread.join()
+            self.tokenize.close()
+            self._row.state = State.STOPPED
         self._consumer.close()
         for writer in self._writers:
             writer.close()

@@ -36,7 +36,8 @@ static uint64_t sane_record(const ring *r, const record *rec, uint64_t position,
     uint64_t left = r->capacity - (position & (r->capacity - 1));
     uint64_t bytes = record_bytes(rec->body_len);
     if (rec->seq != position || rec->reserved != 0 || bytes > left || bytes > tail - position) return 0;
-    if (rec->flags == RECORD_PAD) return bytes == left && (rec->body_len & 15) == 0 ? bytes : 0;
+    /* The tag tells padding from a frame whose flags were overwritten, which would be passed over in silence. */
+    if (rec->flags == RECORD_PAD) return bytes == left && (rec->body_len & 15) == 0 && rec->tag == 0 ? bytes : 0;
     return rec->flags == 0 && rec->body_len <= largest_body(r) ? bytes : 0;
 }
 

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import mmap
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from outfeed.gateway.backend import FrontBackend
 from outfeed.gateway.front import TURN_PROMPTS, Answered
 from outfeed.ingress.errors import Unavailable
+from outfeed.ring.board import Role, State
 from outfeed.ring.names import segment_name
-from outfeed.sidecar import FinishReason
+from outfeed.sidecar import FinishReason, Generate
 from outfeed.sink import Done, Error, SinkSender
 
 from tests.eventually import until
@@ -41,6 +43,29 @@ def served(rig: Rig) -> bool:
     except Unavailable:
         return False
     return True
+
+
+# ---- it forks
+
+
+def test_a_forked_child_cannot_end_its_parents_gateway(rig: Rig) -> None:
+    """A server forks, and a child that leaves the `with` block closes the front that it has inherited."""
+    (stream,) = asyncio.run(rig.front.submit(BODY))
+    child = os.fork()
+    if child == 0:
+        ended = 1
+        try:
+            rig.front.close()
+            rig.front.close()
+            ended = 0
+        finally:
+            os._exit(ended)
+    assert os.waitpid(child, 0)[1] == 0
+    assert rig.front.instance.board.row(Role.READER).state == State.RUNNING
+    assert rig.front.ingress.live() == 1
+    assert [type(message) for message in rig.port.recv()] == [Generate]
+    stream.close()
+    assert served(rig)
 
 
 # ---- the scheduler dies while a request is on its way in

@@ -20,7 +20,7 @@ from tests.eventually import until
 
 MakeRing = Callable[..., Ring]
 PAGE = 4096
-LANE, CONSUMER, HEAD = 512, 384, 128
+LANE, CONSUMER, HEAD, RECORD = 512, 384, 128, 16
 
 
 @contextmanager
@@ -80,6 +80,18 @@ def test_a_bad_record_costs_its_lane_and_no_other(
     consumer.close()
     with pytest.raises(CorruptLane):
         ring.consumer(0, bell).read()
+
+
+def test_a_frame_that_is_made_padding_is_not_passed_over(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    for tag in range(1, 5):
+        writer.write(tag, bytes(ring.capacity // 4 - RECORD))
+    with raw(ring) as memory:
+        memory[area_of(ring, 0) + 3 * ring.capacity // 4 + 5] = 1
+    assert [tag for _, tag, _ in consumer.read()] == [1, 2, 3]
+    with pytest.raises(CorruptLane, match=f"position {3 * ring.capacity // 4}"):
+        consumer.read()
 
 
 @pytest.mark.parametrize("tail", [8, 17, 1 << 40, (1 << 64) - 16, 1 << 63])
