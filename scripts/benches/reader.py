@@ -29,6 +29,7 @@ TEXT = b" token"
 CAPACITY = 1 << 24
 SINK_BYTES = 1 << 20
 WARM_UP = 5
+ROUNDS = 5
 
 
 class Side(Protocol):
@@ -164,43 +165,60 @@ class Dicts:
 
 def measure(side: Side, rows: int, turns: int) -> tuple[float, float]:
     """Return the median ns per event of delivering and of receiving."""
+    delivering, receiving = [], []
+    for turn in range(turns + WARM_UP):
+        side.write()
+        start = time.perf_counter_ns()
+        side.deliver()
+        middle = time.perf_counter_ns()
+        side.receive()
+        end = time.perf_counter_ns()
+        if turn >= WARM_UP:
+            delivering.append(middle - start)
+            receiving.append(end - middle)
+    return median(delivering) / rows, median(receiving) / rows
+
+
+def measure_in_turns(sides: dict[str, Side], rows: int, turns: int) -> dict[str, list[tuple[float, float]]]:
+    """Return what `measure` says of each side in each round: the machine's pace changes while one runs."""
     try:
-        delivering, receiving = [], []
-        for turn in range(turns + WARM_UP):
-            side.write()
-            start = time.perf_counter_ns()
-            side.deliver()
-            middle = time.perf_counter_ns()
-            side.receive()
-            end = time.perf_counter_ns()
-            if turn >= WARM_UP:
-                delivering.append(middle - start)
-                receiving.append(end - middle)
-        return median(delivering) / rows, median(receiving) / rows
+        found: dict[str, list[tuple[float, float]]] = {impl: [] for impl in sides}
+        for _ in range(ROUNDS):
+            for impl, side in sides.items():
+                found[impl].append(measure(side, rows, turns // ROUNDS))
+        return found
     finally:
-        side.close()
+        for side in sides.values():
+            side.close()
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure every case, ours and the peer's one after the other."""
+    """Measure every case. A figure is the median of its rounds, a ratio that of the rounds' ratios."""
     results: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
+
+    def add(case: str, impl: str, rounds: list[tuple[float, float]]) -> float:
+        deliver, receive = (median(part) for part in zip(*rounds, strict=True))
+        whole = median(map(sum, rounds))
+        for part, value in (("", whole), (" delivering", deliver), (" receiving", receive)):
+            results.append({"case": case + part, "impl": impl, "value": round(value), "unit": "ns/event"})
+        return whole
+
     rate = 0
     for kind, top in (("plain", 0), (f"top{TOP}", TOP)):
         for rows in ROWS:
             turns = max(30, (20_000 if quick else 200_000) // rows // (1 + 3 * (top > 0)))
-            total = {}
-            for impl, make in (("outfeed", Ours), ("msgpack_dicts", Dicts)):
-                deliver, receive = measure(make(rows, top), rows, turns)
-                total[impl] = deliver + receive
-                for part, value in (("", total[impl]), (" delivering", deliver), (" receiving", receive)):
-                    case = f"{kind}_{rows}{part}"
-                    results.append({"case": case, "impl": impl, "value": round(value), "unit": "ns/event"})
-            ratios[f"vs_msgpack_dicts_{kind}_{rows}"] = round(total["msgpack_dicts"] / total["outfeed"], 3)
+            found = measure_in_turns(
+                {"outfeed": Ours(rows, top), "msgpack_dicts": Dicts(rows, top)}, rows, turns
+            )
+            case = f"{kind}_{rows}"
+            ours = add(case, "outfeed", found["outfeed"])
+            add(case, "msgpack_dicts", found["msgpack_dicts"])
+            pairs = zip(found["outfeed"], found["msgpack_dicts"], strict=True)
+            ratios[f"vs_msgpack_dicts_{case}"] = round(median(sum(peer) / sum(own) for own, peer in pairs), 3)
             if (kind, rows) == ("plain", 256):
-                rate = round(1e9 / total["outfeed"])
-    deliver, receive = measure(Ours(256, TOP, asking=1), 256, 100 if quick else 800)
-    case = f"one_of_256_top{TOP}"
-    results.append({"case": case, "impl": "outfeed", "value": round(deliver + receive), "unit": "ns/event"})
+                rate = round(1e9 / ours)
+    alone = measure_in_turns({"outfeed": Ours(256, TOP, asking=1)}, 256, 100 if quick else 800)
+    add(f"one_of_256_top{TOP}", "outfeed", alone["outfeed"])
     ratios["vs_msgpack_dicts"] = ratios["vs_msgpack_dicts_plain_256"]
     return {"bench": "reader", "results": results, "ratios": ratios, "events_per_s_plain_256": rate}
