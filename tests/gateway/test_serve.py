@@ -461,7 +461,7 @@ def test_what_the_launcher_says_has_one_name_in_front() -> None:
 
 
 def test_sigterm_lets_a_stream_finish(truth: Any) -> None:
-    running = Served("--shards", "1", "--steps-per-second", "100", "--incremental", "--api-key", "k")
+    running = Served("--shards", "1", "--steps-per-second", "200", "--incremental", "--api-key", "k")
     data = json.dumps(ask("last", 200, stream=True)).encode()
     client = socket.create_connection(("127.0.0.1", running.port), timeout=LIMIT_S)
     client.sendall(

@@ -14,12 +14,12 @@ from .commands import SCRIPTS
 def test_every_stream_is_identical_or_was_itself_killed(
     small_tokenizer: Path, small_text: Path, only: list[str]
 ) -> None:
-    command = [sys.executable, str(SCRIPTS / "chaos.py"), "--json", "--kills", "6", "--seed", "5", *only]
+    command = [sys.executable, str(SCRIPTS / "chaos.py"), "--json", "--kills", "4", "--seed", "5", *only]
     command += ["--tokenizer", str(small_tokenizer), "--text", str(small_text)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
-    assert result["shard_kills"] >= 6
+    assert result["shard_kills"] >= 4
     assert result["streams"] > 0
     assert result["identical"] + result["failed_cleanly"] == result["streams"]
     for name in ("hung", "mismatched", "double_ended", "leaked_segments", "leaked_processes"):

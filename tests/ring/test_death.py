@@ -252,7 +252,7 @@ def test_a_writer_parked_for_a_dead_consumer_is_woken_by_the_take_over(
 def test_kill_9_at_random_instants_loses_and_doubles_nothing() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "stress.py"), "ring", "--kills-only", "--json"]
     done = subprocess.run(
-        [*command, "--seconds", "6", "--seed", "3"], capture_output=True, text=True, timeout=120, check=False
+        [*command, "--seconds", "4", "--seed", "3"], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)

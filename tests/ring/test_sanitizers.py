@@ -47,17 +47,17 @@ def test_threads_on_one_ring(compile_c: CompileC, tmp_path: Path, sanitizer: str
 
 def test_any_bytes_with_gcc(compile_c: CompileC, tmp_path: Path) -> None:
     program = compile_c("fuzz", "-DSTANDALONE", "-fsanitize=address,undefined")
-    assert "runs" in run(program, 7, 1500, *sorted(CORPUS.iterdir()), folder=tmp_path)
+    assert "runs" in run(program, 7, 800, *sorted(CORPUS.iterdir()), folder=tmp_path)
 
 
 def test_bytes_that_change_between_two_looks_at_them(compile_c: CompileC, tmp_path: Path) -> None:
     program = compile_c("fuzz", *TORN, "-fsanitize=address,undefined", compiler="clang")
-    assert "runs" in run(program, 7, 1500, *sorted(CORPUS.iterdir()), folder=tmp_path)
+    assert "runs" in run(program, 7, 800, *sorted(CORPUS.iterdir()), folder=tmp_path)
 
 
 def test_any_bytes_with_libfuzzer(compile_c: CompileC, tmp_path: Path) -> None:
     program = compile_c("fuzz", "-fsanitize=fuzzer,address,undefined", compiler="clang")
     grown = tmp_path / "grown"
     grown.mkdir()
-    options = ["-max_total_time=5", "-timeout=5", "-max_len=2048", "-seed=7", "-print_final_stats=1"]
+    options = ["-max_total_time=2", "-timeout=5", "-max_len=2048", "-seed=7", "-print_final_stats=1"]
     assert "stat::number_of_executed_units" in run(program, *options, grown, CORPUS, folder=tmp_path)
