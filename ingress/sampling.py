@@ -223,10 +223,8 @@ class SamplingParams(msgspec.Struct, kw_only=True):
             limit = "" if most is None else f", that is [0, {most}]"
             raise _outside(where, "min_new_tokens", f"in [0, max_new_tokens]{limit}", least)
         if self.n != 1:
-            raise BadRequest(
-                f"{where}.n",
-                f"must be 1, got {self.n}: a request has one response; send it {show(self.n)} times instead",
-            )
+            more = "; for more, send it as often" if self.n > 1 else ""
+            raise BadRequest(f"{where}.n", f"must be 1, got {show(self.n)}: a request has one response{more}")
         if self.beam_width is not None and self.beam_width != 1:
             raise BadRequest(
                 f"{where}.beam_width", f"must be 1 or absent, got {self.beam_width}: no beam search"
