@@ -129,11 +129,12 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, k
 class BoardRow:
     """One process's row. Its owner writes it; anyone may read it."""
 
-    __slots__ = ("_base", "_words", "index", "role")
+    __slots__ = ("_base", "_mine", "_words", "index", "role")
 
     def __init__(self, words: memoryview, base: int, role: Role, index: int) -> None:
         self._words = words
         self._base = base
+        self._mine = 0  # the owner word, once this process has claimed the row
         self.role = role
         self.index = index
 
@@ -143,10 +144,15 @@ class BoardRow:
         self._words[self._base + 2] = state
         for at in range(_COUNTERS_AT, _ROW_WORDS):
             self._words[self._base + at] = 0
-        self._words[self._base] = Owner.me().pack()
+        self._mine = self._words[self._base] = Owner.me().pack()
 
     def beat(self) -> None:
-        """Say that this process is alive now."""
+        """Say that the row's process is alive now.
+
+        Who claimed it says so again, too: were that written over, everybody would take it for dead.
+        """
+        if self._mine:
+            self._words[self._base] = self._mine
         self._words[self._base + 1] = time.monotonic_ns()
 
     @property

@@ -356,7 +356,10 @@ class SchedulerPort:
             return []
         self._look_due = now + LOOK_EVERY_NS
         dead = [row.index for row in self._readers if row.owner is not None and not row.alive]
-        return [abort for reader in dead for abort in self._orphans(reader)]
+        aborts = [abort for reader in dead for abort in self._orphans(reader)]
+        if aborts:
+            self._tally_at = 0  # one that lives, whose row was written over, learns of it by the tally
+        return aborts
 
     def _accept(self, message: Message | Handover, lane: int) -> bool:
         try:

@@ -137,6 +137,8 @@ class Round:
         self.ends: Counter[str] = Counter()
         self.faults: list[str] = []
         self.damages: Counter[str] = Counter()
+        self.words: list[str] = []
+        """Which words of tables were written over, and with what: what a fault is looked for in."""
         self.scheduler = Scheduler(name, truth, seed)
         self.fronts = [Front.attach(name, reader, tokenizer=tokenizer) for reader in (0, 1)]
         self.board = Board.attach(name)
@@ -292,7 +294,9 @@ class Round:
                 value = self.random.choice(
                     [0, (1 << 64) - 1, self.random.getrandbits(64), self.random.getrandbits(8)]
                 )
+                was = int.from_bytes(memory[at : at + 8], "little")
                 memory[at : at + 8] = value.to_bytes(8, "little")
+                self.words.append(f"{name.partition('.')[2]}+{at}: {was:#x} -> {value:#x}")
                 self.damages[f"word of {name.split('.')[-1].rstrip('0123456789')}"] += 1
 
 
@@ -336,6 +340,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     ends: Counter[str] = Counter()
     damages: Counter[str] = Counter()
     faults: list[str] = []
+    words: list[str] = []
     launch = ["--shards", "2", "--readers", "2", "--heartbeat-limit", "2", "--slots", "64"]
     launch += ["--tokenizer", path]
     launch += [f"--{ring}-bytes={RING_BYTES}" for ring in ("request", "control", "step", "egress")]
@@ -350,6 +355,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             ends += one.ends
             damages += one.damages
             faults += [f"seed {seed}: {fault}" for fault in one.faults]
+            words = words or (one.words if one.faults else [])
         rounds += 1
     return {
         "rounds": rounds,
@@ -357,5 +363,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "ends": dict(ends),
         "faults": len(faults),
         "first_faults": faults[:10],
+        "words_of_the_first": words,
         "ok": not faults,
     }

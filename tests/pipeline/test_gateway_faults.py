@@ -14,7 +14,7 @@ from outfeed.gateway.front import TURN_PROMPTS, Answered
 from outfeed.ingress.errors import Unavailable
 from outfeed.ring.board import Role, State
 from outfeed.ring.names import segment_name
-from outfeed.sidecar import FinishReason, Generate
+from outfeed.sidecar import Abort, FinishReason, Generate
 from outfeed.sink import Done, Error, SinkSender
 
 from tests.eventually import until
@@ -65,6 +65,31 @@ def test_a_forked_child_cannot_end_its_parents_gateway(rig: Rig) -> None:
     assert rig.front.ingress.live() == 1
     assert [type(message) for message in rig.port.recv()] == [Generate]
     stream.close()
+    assert served(rig)
+
+
+# ---- it is taken for dead
+
+
+def test_a_gateway_that_is_taken_for_dead_ends_its_streams_and_serves_again(rig: Rig) -> None:
+    """Its owner word on the board was written over: the scheduler aborts all that it has."""
+    (stream,) = asyncio.run(rig.front.submit(BODY))
+    row = rig.front.instance.board.row(Role.READER)
+    row._words[row._base] = (1 << 64) - 1
+    aborted: list[Abort] = []
+
+    def is_aborted() -> bool:
+        if not aborted and row.alive:
+            row._words[row._base] = (1 << 64) - 1  # a heartbeat came first
+        aborted.extend(message for message in rig.port.recv() if isinstance(message, Abort))
+        return bool(aborted)
+
+    until("the scheduler to take it for dead", is_aborted)
+    until("its stream to end", lambda: rig.port.recv() is None or rig.front.ingress.live() == 0)
+    (end,) = rest_of(stream)[2]
+    assert isinstance(end, Error)
+    assert end.type == "frame_lost"
+    until("its row to be its own again", lambda: row.alive)
     assert served(rig)
 
 

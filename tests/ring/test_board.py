@@ -74,6 +74,19 @@ def test_a_row_belongs_to_its_process_and_is_read_by_all(instance: Instance) -> 
     seen.close()
 
 
+def test_a_heartbeat_says_again_whose_the_row_is(instance: Instance) -> None:
+    mine, theirs = instance.board.row(Role.READER, 0), instance.board.row(Role.SHARD, 1)
+    mine.claim(State.RUNNING)
+    owner = mine.owner
+    mine._words[mine._base] = (1 << 64) - 1
+    assert not mine.alive
+    mine.beat()
+    assert (mine.owner, mine.alive) == (owner, True)
+    # The launcher beats for a shard that it is about to fork: whose row it was is left alone.
+    theirs.beat()
+    assert theirs.owner is None
+
+
 def test_an_instance_has_just_the_processes_it_was_started_with(instance: Instance) -> None:
     assert [len(instance.board.rows(role)) for role in Role] == [1, 1, 3, 2]
     with pytest.raises(IndexError, match=r"3 shard process\(es\), no number 3"):
