@@ -59,7 +59,7 @@ class Damage:
             )
 
     def _cut_off(self) -> frozenset[int]:
-        """Return which shards cannot have their lane to this gateway, and say so on the board.
+        """Return which shards say on the board that they cannot have their lane to this gateway.
 
         A shard that has it is not believed: the board may be damaged, too.
         """

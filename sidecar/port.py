@@ -400,9 +400,8 @@ class SchedulerPort:
 
     def _beat(self, now: int) -> None:
         """Show the heartbeat and the counters; a push does no more than look whether that is due."""
-        if (
-            self._closed or os.getpid() != self._pid
-        ):  # a forked child's heartbeat would hide a parent that hangs
+        # A forked child's heartbeat would hide a parent that hangs.
+        if self._closed or os.getpid() != self._pid:
             return
         self._beat_due = now + BEAT_EVERY_NS
         self._row.beat()
@@ -414,7 +413,8 @@ class SchedulerPort:
     def _maybe_tally(self) -> None:
         """Tell how many tokens each request has had when somebody may have lost some: a bit at a time.
 
-        That is when a shard or a gateway has rejected a frame, or a shard is a new process.
+        That is when a shard or a gateway has rejected a frame, or a shard is a new process; or when what a
+        gateway has is not live here.
         """
         if (damage := self._seen_damage()) != self._damage:
             self._damage, self._tally_at = damage, 0

@@ -118,16 +118,20 @@ def test_a_short_text_is_tokenized_at_once() -> None:
     tokenize.close()
 
 
-def test_new_patterns_are_analysed_on_another_thread_and_known_ones_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    threads = []
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that bodies were checked on, in order."""
+    names: list[str] = []
 
     def watched(body: Any, model: Model) -> Any:
-        threads.append(threading.current_thread().name)
+        names.append(threading.current_thread().name)
         return parse_generate(body, model)
 
     monkeypatch.setattr(tokenize_module, "parse_generate", watched)
+    return names
+
+
+def test_new_patterns_are_analysed_on_another_thread_and_known_ones_at_once(threads: list[str]) -> None:
     tokenize = Tokenize(MODEL)
     CACHE.clear()
     body = {"text": "a", "sampling_params": {"stop_regex": ["END(ING)?", "abc"], "max_new_tokens": 5}}
@@ -438,16 +442,7 @@ BIAS = {str(token): 1.0 for token in range(20_000)}
         {"input_ids": [1], **BIAS},
     ],
 )
-def test_very_many_entries_are_checked_on_a_thread(
-    body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = []
-
-    def watched(body: Any, model: Model) -> Any:
-        threads.append(threading.current_thread().name)
-        return parse_generate(body, model)
-
-    monkeypatch.setattr(tokenize_module, "parse_generate", watched)
+def test_very_many_entries_are_checked_on_a_thread(body: dict[str, Any], threads: list[str]) -> None:
     tokenize = Tokenize(Model(vocab_size=10, context_length=1 << 19))
     for given, here in (({"input_ids": [1, 2], "sampling_params": {"stop": ["a"]}}, True), (body, False)):
         threads.clear()
