@@ -12,7 +12,10 @@ there: it counts as one, whatever leads to it.
 docs/ingress.md has the argument why this is sound.
 """
 
+import math
+
 from .regex_classes import Mask
+from .regex_entries import entries_apart
 from .regex_knots import Knot
 from .regex_places import ANYWHERE, ASKS_NOTHING, UNLIMITED, Explosive, Front, Graph, TooComplex, completing
 from .regex_poly import Cost, Poly, add, highest, piled, times
@@ -253,8 +256,10 @@ class _Analysis:
         if most == 1 or not into:
             self.held[node] = self.left[node] = into
             return
-        overlap = self._overlap(node, high)
-        held = self._held(into, overlap, most)
+        # A counted repeat is entered at its required part, and at its optional part just so much later.
+        entered = graph.preds[graph.halves.get(node, node)]
+        overlap, apart = self._overlap(node, entered), entries_apart(graph, entered, high)
+        held = self._held(into, overlap, most, apart)
         self.held[node] = held
         if most != UNLIMITED and most - least + 1 < min(overlap, most):
             # Each way in leaves after least..most characters, so few leave at one place.
@@ -263,27 +268,31 @@ class _Analysis:
             self.left[node] = (min(held[0], into[0] * (most - least + 1)), *held[1:])
         else:
             self.left[node] = held
-        if most == least and any(edge[0] == node and edge[3] & ASKS_NOTHING for edge in graph.final):
+        if (
+            apart == 1
+            and most == least
+            and any(edge[0] == node and edge[3] & ASKS_NOTHING for edge in graph.final)
+        ):
             # Whoever reaches the count ends the search, so all others fall short: by half, on average.
             self.held[node] = times(held, 0.5)
 
-    def _held(self, into: Poly, overlap: float, most: int) -> Poly:
-        """Return how many ways a loop holds, when at most `overlap` entries can be in it together."""
-        times = min(overlap, float(most))
-        if times > MULTIPLY_UP_TO:
-            return piled(into)
-        held: Poly = (0.0, *[x * times for x in into[1:]])
+    def _held(self, into: Poly, overlap: float, most: int, apart: int = 1) -> Poly:
+        """Return how many ways a loop holds, when those of `overlap` places at most can be in it together and
+        it is entered at one of `apart` places at most."""
+        places = min(overlap, float(most))
+        if places > MULTIPLY_UP_TO and places > apart:
+            return piled(into, apart)
+        held = (0.0, *times(into, math.ceil(places / apart))[1:])
         if into[0]:
             # What enters once in the whole text stays for as long as the loop lasts.
             held = add(held, (into[0] * most,) if most <= MULTIPLY_UP_TO else (0.0, into[0]))
         return held
 
-    def _overlap(self, node: int, high: Mask) -> float:
-        """Bound how many places apart two ways can enter a loop over `high` and both still be in it."""
+    def _overlap(self, node: int, entered: Front) -> float:
+        """Bound how many places apart two ways can enter a loop over one class and both still be in it."""
         self.enough = float(self.graph.most[node])
-        # A counted repeat is entered at its required part, and at its optional part just so much later.
-        entered = self.graph.halves.get(node, node)
-        return 1.0 + self._trail(self.graph.preds[entered], high, high, {}, node)
+        high = self.graph.high[node]
+        return 1.0 + self._trail(entered, high, high, {}, node)
 
     def _trail(self, front: Front, next_high: Mask, high: Mask, seen: dict[int, float], loop: int) -> float:
         """Return the longest run of characters of `high` with which one can come to a front."""

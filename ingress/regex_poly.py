@@ -59,8 +59,13 @@ def times(a: Poly, factor: float) -> Poly:
     return tuple([x * factor for x in a])
 
 
-def piled(a: Poly) -> Poly:
-    """Return the ways summed over all places before: what a loop holds when all that entered it stay."""
+def piled(a: Poly, apart: int = 1) -> Poly:
+    """Return the ways summed over all places before, or over one of `apart` of them: what a loop holds when
+    all that entered it stay."""
     if len(a) > MAX_DEGREE:
         raise Explosive(f"a search takes more than the text's length to the power of {MAX_DEGREE}")
-    return (0.0, *a)
+    if apart == 1:
+        return (0.0, *a)
+    # The last place, and those before it: ways grow with the place, so each has no more than the mean of the
+    # places up to the next.
+    return add((0.0, *a[1:]), (0.0, a[0], *times(a[1:], 1 / apart)))
