@@ -339,13 +339,21 @@ class Builder(Repeats):
             return []  # A group that cannot be set by now: the engine fails here.
         # Whatever text can match the group can stand here, and nothing of it is tried in another way.
         folded = flags & sre.SRE_FLAG_IGNORECASE
+        copying = COPY_FOLDED_NS if folded else SCAN_LITERAL_NS
         self._spend(front, REFERENCE_NS)
-        outside, self._copies = self._copies, COPY_FOLDED_NS if folded else SCAN_LITERAL_NS
+        least, most = body.getwidth()
+        trust = 0
+        if least == most:
+            # All its texts are as long as each other, so where the last character is read the group is. Where
+            # that character is another one, it was looked at all the same.
+            trust = ASKS_NOTHING
+            self._spend(front, copying)
+        outside, self._copies = self._copies, copying
         self._tail = {}
         end = self._sequence(body.data, doubted(front), group_flags | folded)
         self._copies = outside
         self._tail = {}
-        return doubted(end)
+        return doubted(end, trust)
 
     def _conditional(self, av: Any, front: Front, flags: int) -> Front:
         _, yes, no = av

@@ -234,6 +234,21 @@ def test_a_round_that_matches_nothing_is_no_promise_of_a_match() -> None:
     assert cost.degree == 1
 
 
+@pytest.mark.parametrize("pattern", [r"(\w)\1{3,}", r"(?i)(.)\1{4,}", r"(\w\w)\1{3,}", r"(ab|cd)\1*"])
+def test_a_text_that_comes_again_and_again_is_the_match_as_soon_as_it_has(pattern: str) -> None:
+    found = analyse(pattern)
+    assert found.cost is not None
+    assert found.cost.degree == 1
+    assert found.refusal(20_000) is None
+
+
+@pytest.mark.parametrize("pattern", [r"(ab|a)\1+", r"(aba|ba)\1{2,}"])
+def test_a_part_of_a_text_that_comes_again_is_no_promise_of_the_rest(pattern: str) -> None:
+    cost = analyse(pattern).cost
+    assert cost is not None
+    assert cost.degree == 2
+
+
 def test_a_literal_after_a_repeat_is_looked_for_before_what_follows_is_tried() -> None:
     literal, other = analyse("[a-c]{0,20}x").cost, analyse("[a-c]{0,20}[xy]").cost
     assert literal is not None
