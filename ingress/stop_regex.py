@@ -87,10 +87,15 @@ class Admission:
             else f"; its cost grows with the length to the power of {self.cost.degree}"
         )
         why = f" ({self.why})" if self.why else ""
+        shorter = (
+            f", or lower max_new_tokens: it is admitted for up to {self.longest} characters"
+            if self.longest >= 0
+            else ""
+        )
         return (
             f"{show(self.pattern)} may take {took:.3g} ms to search in the {characters} characters this "
-            f"request's output can have, at most {LIMIT_MS:g} ms are allowed{power}{why}; bound its repeats, "
-            "anchor it with a literal, or lower max_new_tokens"
+            f"request's output can have, at most {LIMIT_MS:g} ms are allowed{power}{why}; shorten its "
+            f"repeats or begin it with a literal{shorter}"
         )
 
 

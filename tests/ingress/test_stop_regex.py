@@ -1,6 +1,7 @@
 """stop_regex admission: both lists of the reference, what is weighed against what, and the cache."""
 
 import contextlib
+import re
 import threading
 import warnings
 
@@ -74,6 +75,24 @@ def test_a_quadratic_search_is_weighed_against_the_longest_output(pattern: str) 
     assert "to the power of 2" in caught.value.message
     assert "256000 characters" in caught.value.message
     assert "ms" in caught.value.message
+
+
+@pytest.mark.parametrize("pattern", [r"\s+$", r"<tool>.{0,200}</tool>"])
+def test_a_refusal_says_for_how_long_an_output_it_would_be_admitted(pattern: str) -> None:
+    found = analyse(pattern)
+    message = found.refusal(32_000)
+    assert message is not None
+    asked = re.search(r"or lower max_new_tokens: it is admitted for up to (\d+) characters$", message)
+    assert asked is not None
+    longest = int(asked[1])
+    assert found.refusal(longest) is None
+    assert found.refusal(longest + 1) is not None
+
+
+def test_it_asks_for_no_shorter_output_where_none_would_do() -> None:
+    message = analyse(r"(?s)(?:.{0,200}x){2}.{0,200}!").refusal(32_000)
+    assert message is not None
+    assert "max_new_tokens" not in message
 
 
 def test_trailing_space_is_admitted_for_64_tokens() -> None:
