@@ -148,17 +148,11 @@ class SchedulerPort:
             try:
                 message = decode(frame[1], frame[2])
                 check_reader(message, frame[0])
-            except BadFrame as error:
+                messages += self._take(message)
+            except (BadFrame, UnknownRoute) as error:
                 # That gateway sees the count, and says what it has (LIVE): so what was lost is found.
                 log.error("dropped a frame of gateway %d: %s", frame[0], error)
                 self._row.count("bad_frames")
-                continue
-            if isinstance(message, Attach):
-                messages += self._orphans(message.reader)
-            elif isinstance(message, Live):
-                messages += self._compare(message)
-            elif self._accept(message, frame[0]):
-                messages.append(message)  # type: ignore[arg-type]
         # Last: what it returns is told once, and a read that raises would lose it.
         messages += self._of_the_dead()
         return messages
@@ -361,28 +355,31 @@ class SchedulerPort:
             self._tally_at = 0  # one that lives, whose row was written over, learns of it by the tally
         return aborts
 
-    def _accept(self, message: Message | Handover, lane: int) -> bool:
-        try:
-            match message:
-                case Generate():
-                    self._table.open(message.route, len(message.input_ids) // 4)
-                case Control():
-                    self._table.open_control(message.route)
-                case Abort():
-                    if not self._table.end(message.route):
-                        return False
-                    self._row.count("aborts")
-                case _:
-                    log.error(
-                        "gateway %d sent a %s on the request ring: dropped", lane, TAG_OF[type(message)].name
-                    )
-                    self._row.count("bad_frames")
-                    return False
-        except UnknownRoute as error:
-            log.error("dropped a frame of gateway %d: %s", lane, error)
-            self._row.count("bad_frames")
-            return False
-        return True
+    def _take(self, message: Message | Handover) -> list[Generate | Abort | Control]:
+        """Note what a gateway said; return what of it is the scheduler's to handle.
+
+        Raises:
+            BadFrame: no gateway says that to a scheduler.
+            UnknownRoute: it names a route that this instance cannot have.
+        """
+        match message:
+            case Generate():
+                self._table.open(message.route, len(message.input_ids) // 4)
+                return [message]
+            case Control():
+                self._table.open_control(message.route)
+                return [message]
+            case Abort():
+                if not self._table.end(message.route):
+                    return []
+                self._row.count("aborts")
+                return [message]
+            case Attach():
+                return [*self._orphans(message.reader)]
+            case Live():
+                return [*self._compare(message)]
+            case _:
+                raise BadFrame(f"a {TAG_OF[type(message)].name} does not belong on the request ring")
 
     def _must_be_live(self, route: int) -> None:
         if not self._table.is_live(route):

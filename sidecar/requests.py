@@ -125,15 +125,16 @@ class Requests:
             rid = f"{rid}@{format_route(message.route)}"
         self._routes[rid] = message.route
         self._rids[message.route] = rid
-        if len(self._routes) > self._remember:
-            self._forget_oldest()
+        while len(self._routes) > self._remember and self._forget_oldest():
+            pass  # what was alive the last times is made up for
         return rid
 
-    def _forget_oldest(self) -> None:
-        """Forget the oldest request, or move it to the end while it is alive."""
+    def _forget_oldest(self) -> bool:
+        """Forget the oldest request; False when it is alive: it is moved to the end."""
         rid = next(iter(self._routes))
         route = self._routes.pop(rid)
         if self._port.is_live(route):
             self._routes[rid] = route
-        else:
-            del self._rids[route]
+            return False
+        del self._rids[route]
+        return True

@@ -27,6 +27,10 @@ _SLOT: Final = np.dtype(
 )
 
 
+# By what a slot has in `live`.
+_STANDINGS: Final = np.array([Standing.ENDED, Standing.RUNNING, Standing.CONTROL])
+assert (lib.OUTFEED_GENERATE, lib.OUTFEED_CONTROL) == (1, 2)
+
 _from_buffer: Final = ffi.from_buffer
 
 
@@ -168,8 +172,7 @@ class RowTable:
         found = np.flatnonzero(entries["route"])[: limit + 1]
         rest = start + int(found[limit]) if len(found) > limit else None
         entries = entries[found[:limit]]
-        running = np.where(entries["prompt"] == 0, Standing.CONTROL, Standing.RUNNING)
-        standing = np.where(entries["live"] == 0, Standing.ENDED, running)
+        standing = _STANDINGS[entries["live"]]
         columns = (entries["route"].tolist(), entries["emitted"].tolist(), standing.tolist())
         return list(zip(*columns, strict=True)), rest
 

@@ -1,7 +1,7 @@
 """The reader's loop over a step's rows, built from core/deliver.c."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,20 +10,27 @@ from ..ring.finish import FinishReason
 from .columns import Columns
 
 class Event:
-    text_utf8: bytes
-    ids_raw: bytes
-    first: int
-    generated: int
-    prompt_tokens: int
-    stamp_ns: int
     finish: FinishReason | None
+    @property
+    def text_utf8(self) -> bytes: ...
+    @property
+    def ids_raw(self) -> bytes: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def generated(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def stamp_ns(self) -> int: ...
     @property
     def columns(self) -> Columns | None: ...
     @property
     def columns_bytes(self) -> int: ...
-    def attach(self, columns: Columns | None) -> None: ...
-    def __init__(
-        self,
+    @property
+    def size(self) -> int: ...
+    def __new__(
+        cls,
         text_utf8: bytes,
         ids_raw: bytes,
         first: int,
@@ -32,7 +39,7 @@ class Event:
         stamp_ns: int,
         finish: FinishReason | None = None,
         columns: Columns | None = None,
-    ) -> None: ...
+    ) -> Self: ...
 
 class ChannelFields:
     fresh: list[Any]

@@ -24,6 +24,8 @@ from .waiting import CallbackWaiter, TaskWaiter, ThreadWaiter, Waiter, wake
 
 # Events that may wait unmerged. More would cost memory per event, fewer would merge for nothing.
 FOLD_AT = 8
+# More than any machine has; what the counters add up stays far from the end of their 64 bits.
+MAX_CAPACITY = 1 << 40
 MAX_WAIT = 1.0
 
 
@@ -170,13 +172,13 @@ class Channel(ChannelFields):
 
         `take_one` (the C core) does the same for one plain event and says False when it is not that.
         """
-        fresh = self.fresh
-        if not fresh and self.folded is None:
-            return None
         # Not `with`: entering and leaving that costs three times as much, on every item.
         lock = self.lock
         lock.acquire()
         try:
+            fresh = self.fresh
+            if not fresh and self.folded is None:
+                return None  # closed in another thread since `take_one` looked
             if self.folded is None and (len(fresh) == 1 or type(fresh[0]) is not ChunkEvent):
                 item = fresh.pop(0)
             else:
@@ -441,8 +443,10 @@ def open_sink(capacity: int) -> tuple[SinkSender, SinkSource]:
     There is no default, because it is a decision: how far a client may fall behind before its request is
     aborted. One token of text is about 8 bytes, so 65,536 lets a client lag 8,000 tokens. An item into an
     empty sink always fits.
+
+    Raises ValueError for a capacity that is not within 1 and 2^40 bytes.
     """
-    if capacity < 1:
-        raise ValueError(f"a sink's capacity of {capacity} bytes is not positive")
+    if not 1 <= capacity <= MAX_CAPACITY:
+        raise ValueError(f"a sink's capacity of {capacity} bytes: give 1 to {MAX_CAPACITY}")
     channel = Channel(capacity)
     return SinkSender(channel), SinkSource(channel)

@@ -185,7 +185,7 @@ class ColumnsSum:
             self._hidden = columns.hidden_states
         if columns.texts is not None:
             known_texts = self._texts = {} if self._texts is None else self._texts
-            freed += sum(_text_size(text) for token, text in columns.texts.items() if token in known_texts)
+            freed += sum(_text_size(known_texts[token]) for token in columns.texts if token in known_texts)
             known_texts.update(columns.texts)
         return freed
 

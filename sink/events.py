@@ -23,10 +23,13 @@ class ChunkEvent(Event):
     stamp_ns      CLOCK_MONOTONIC nanoseconds of the newest step in it, at the scheduler's push
     finish        why the request ended, in its last event; else None
     columns       log probabilities and hidden states, for a request that asked for any; else None
+    size          bytes of content (text, ids, columns): what a sink's capacity counts
+
+    All but `finish` is read-only: a sink takes out what it counted in.
     """
 
     __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]  # its fields may be set
+    __hash__ = None  # type: ignore[assignment]  # `finish` may be set
 
     @property
     def text(self) -> str:
@@ -37,11 +40,6 @@ class ChunkEvent(Event):
     def ids(self) -> NDArray[np.int32]:
         """The ids, as a read-only i32 view."""
         return np.frombuffer(self.ids_raw, dtype="<i4")
-
-    @property
-    def size(self) -> int:
-        """Bytes of content: what a sink's capacity counts."""
-        return len(self.text_utf8) + len(self.ids_raw) + self.columns_bytes
 
     def _fields(self) -> tuple[object, ...]:
         return (

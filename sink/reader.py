@@ -154,7 +154,7 @@ class Reader:
 
         All sinks that were sent to are woken at the end, with one call into each event loop.
         """
-        while self._requests:
+        for _ in range(len(self._requests)):  # what asks again has its turn at the next drain
             function = self._requests.popleft()
             try:
                 function()
@@ -234,6 +234,7 @@ class Reader:
         if step.text_at is None:
             raise BadFrame("a BATCH without text does not belong on an egress ring")
         finishes: dict[int, FinishReason] = dict(step.finishes)
+        ended = frozenset(step.ended)  # as many as there are rows, if whoever wrote it means harm
         having, columns = columns_of(step.families, step.texts) if step.families else ([], [])
         odd_delivered = 0
 
@@ -243,9 +244,7 @@ class Reader:
                 self._unexpected(live, route, event.first, event.generated)
                 return
             event.finish = finishes.get(row)
-            odd_delivered += self._deliver(
-                live, event, "stop found by its shard" if row in step.ended else None
-            )
+            odd_delivered += self._deliver(live, event, "stop found by its shard" if row in ended else None)
 
         delivered = deliver(
             self._live,
@@ -352,10 +351,14 @@ class Reader:
             self._abort_now(live.route, "handler gone", None)
 
     def _not_live(self, route: int) -> None:
-        """Something came for a request that is not live. One we never knew is a ghost: aborted once."""
-        if route not in self._ended and reader_of(route) == self._index:
-            self._remember(route)
-            self._aborts.append((route, "", "unknown route"))
+        """Something came for a request that is not live. One we never knew is a ghost: aborted once.
+
+        While very many aborts wait, it is left to its next row: rows can name any number of routes.
+        """
+        if route in self._ended or reader_of(route) != self._index or len(self._aborts) >= REMEMBERED:
+            return
+        self._remember(route)
+        self._aborts.append((route, "", "unknown route"))
 
     def _abort_now(self, route: int, reason: str, error: Error | None) -> None:
         live = self._live.get(route)

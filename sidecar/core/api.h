@@ -34,13 +34,13 @@ enum {
 };
 
 /* One decode step, as its caller has it: columns are checked for their types and lengths, not for what is
- * in them. `counts` NULL stands for one token each; `endings` is the msgpack array of [row, finish reason]
- * pairs that goes into the header as it is. */
+ * in them, and may lie at any address. `counts` NULL stands for one token each; `endings` is the msgpack array of
+ * [row, finish reason] pairs that goes into the header as it is. */
 typedef struct {
     uint64_t stamp_ns;
-    const uint64_t *routes;
-    const uint32_t *counts;
-    const int32_t *ids;
+    const void *routes; /* u64[rows] */
+    const void *counts; /* u32[rows] */
+    const void *ids;    /* i32[tokens] */
     const uint8_t *endings;
     uint32_t rows;
     uint32_t tokens;

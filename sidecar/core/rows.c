@@ -28,6 +28,20 @@ static outfeed_slot *place_of(const outfeed_table *table, uint64_t route) {
     return &table->slots[(size_t)reader * table->slots_each + slot];
 }
 
+/* An element of a caller's column, which may lie at any address: a view into bytes need not be aligned. */
+static uint64_t route_at(const void *column, uint32_t row) {
+    uint64_t route;
+    memcpy(&route, (const uint8_t *)column + 8 * (size_t)row, sizeof route);
+    return route;
+}
+
+/* No counts: one token each. */
+static uint32_t count_at(const void *column, uint32_t row) {
+    uint32_t count = 1;
+    if (column != NULL) memcpy(&count, (const uint8_t *)column + 4 * (size_t)row, sizeof count);
+    return count;
+}
+
 static int is_route(uint64_t route) { return route >> GENERATION_SHIFT != 0; }
 
 /* NULL for what is no route of the table. */
@@ -38,16 +52,18 @@ static outfeed_slot *slot_of(const outfeed_table *table, uint64_t route) {
 static int has(const outfeed_slot *slot, uint64_t route) { return slot->route == route && slot->live; }
 
 /* Eight at a time: at -O2 a loop over single ids would be a few percent of a step. */
-static int any_negative(const int32_t *ids, uint32_t tokens) {
+static int any_negative(const uint8_t *ids, uint32_t tokens) {
     uint64_t both = 0, eight[4];
-    int32_t seen = 0;
-    uint32_t i = 0;
+    uint32_t one, i = 0;
     for (; i + 8 <= tokens; i += 8) {
-        memcpy(eight, ids + i, sizeof eight);
+        memcpy(eight, ids + 4 * (size_t)i, sizeof eight);
         both |= (eight[0] | eight[1]) | (eight[2] | eight[3]);
     }
-    for (; i < tokens; i++) seen |= ids[i];
-    return seen < 0 || (both & 0x8000000080000000u) != 0;
+    for (; i < tokens; i++) {
+        memcpy(&one, ids + 4 * (size_t)i, sizeof one);
+        both |= one;
+    }
+    return (both & 0x8000000080000000u) != 0;
 }
 
 int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt, uint32_t kind) {
@@ -79,20 +95,19 @@ static int64_t refuse_row(outfeed_table *table, uint32_t row, const void *routes
 
 int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
                              uint32_t *first, uint32_t *prompt, uint32_t *stale_rows) {
-    const uint64_t *route = routes;
-    const uint32_t *count = counts;
     uint64_t tokens = 0;
     *stale_rows = 0;
     for (uint32_t row = 0; row < rows; row++) {
-        outfeed_slot *slot = place_of(table, route[row]);
+        uint64_t route = route_at(routes, row);
+        outfeed_slot *slot = place_of(table, route);
         if (slot == NULL) return refuse_row(table, row, routes, counts);
-        uint32_t more = count ? count[row] : 1;
+        uint32_t more = count_at(counts, row);
         tokens += more;
-        if (slot->route == route[row] && slot->live == OUTFEED_GENERATE) {
+        if (slot->route == route && slot->live == OUTFEED_GENERATE) {
             first[row] = slot->emitted;
             prompt[row] = slot->prompt;
             slot->emitted += more;
-        } else if (slot->route == 0 || !is_route(route[row]) || has(slot, route[row])) {
+        } else if (slot->route == 0 || !is_route(route) || has(slot, route)) {
             return refuse_row(table, row, routes, counts);
         } else {
             first[row] = 0;
@@ -104,11 +119,10 @@ int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *ro
 }
 
 void outfeed_rows_retract(outfeed_table *table, uint32_t rows, const void *routes, const void *counts) {
-    const uint64_t *route = routes;
-    const uint32_t *count = counts;
     for (uint32_t row = 0; row < rows; row++) {
-        outfeed_slot *slot = slot_of(table, route[row]);
-        if (slot != NULL && has(slot, route[row])) slot->emitted -= count ? count[row] : 1;
+        uint64_t route = route_at(routes, row);
+        outfeed_slot *slot = slot_of(table, route);
+        if (slot != NULL && has(slot, route)) slot->emitted -= count_at(counts, row);
     }
 }
 
@@ -170,8 +184,9 @@ int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint
 void outfeed_step_retract(outfeed_table *table, const outfeed_decode_step *step) {
     outfeed_rows_retract(table, step->rows, step->routes, step->counts);
     for (uint32_t row = 0; row < step->rows; row++) {
-        const outfeed_slot *slot = slot_of(table, step->routes[row]);
-        if (slot != NULL && !has(slot, step->routes[row])) table->stale_rows--;
+        uint64_t route = route_at(step->routes, row);
+        const outfeed_slot *slot = slot_of(table, route);
+        if (slot != NULL && !has(slot, route)) table->stale_rows--;
     }
     table->steps--;
     table->rows -= step->rows;

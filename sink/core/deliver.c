@@ -19,15 +19,15 @@ typedef struct {
     Py_ssize_t rows, routes, first, counts, prompt_tokens, ids, generated, text_lens, text, end;
 } layout;
 
-/* Whether every column lies within the body, in the order that deliver() walks them. */
+/* Whether every column lies within the body, in the order that deliver() walks them. Each number is bounded before
+ * it is used to bound the next. */
 static int layout_fits(const layout *l, Py_ssize_t size)
 {
-    Py_ssize_t most = (Py_ssize_t)1 << 40;
-    return l->rows >= 0 && l->rows < (1 << 21) && size < most && l->routes >= 0 && l->routes <= size &&
-           l->first - l->routes == 8 * l->rows && l->counts - l->first == 4 * l->rows &&
-           l->prompt_tokens - l->counts == 4 * l->rows && l->ids - l->prompt_tokens == 4 * l->rows &&
-           l->generated >= l->ids && l->text_lens - l->generated == 4 * l->rows &&
-           l->text - l->text_lens == 4 * l->rows && l->end >= l->text && l->end <= size;
+    return l->rows >= 0 && l->rows < (1 << 21) && size < MOST_BYTES && l->routes >= 0 && l->routes <= size &&
+           l->first == l->routes + 8 * l->rows && l->counts == l->first + 4 * l->rows &&
+           l->prompt_tokens == l->counts + 4 * l->rows && l->ids == l->prompt_tokens + 4 * l->rows &&
+           l->generated >= l->ids && l->generated <= size && l->text_lens == l->generated + 4 * l->rows &&
+           l->text == l->text_lens + 4 * l->rows && l->end >= l->text && l->end <= size;
 }
 
 /* Append to a live request's ids; they are what a RESTORE will say was delivered. */
@@ -48,27 +48,26 @@ static int mark_waiter(Channel *channel, PyObject *wakes)
     Py_INCREF(waiter);
     PyObject *marked = PyObject_GetAttr(waiter, name_marked);
     int failed = marked == NULL;
-    if (marked == Py_False) failed = PyObject_SetAttr(waiter, name_marked, Py_True) != 0 || PyList_Append(wakes, waiter) != 0;
+    /* Listed first: one that is marked and in no list would sleep for ever. */
+    if (marked == Py_False) failed = PyList_Append(wakes, waiter) != 0 || PyObject_SetAttr(waiter, name_marked, Py_True) != 0;
     Py_XDECREF(marked);
     Py_DECREF(waiter);
     return failed ? -1 : 0;
 }
 
 /* The usual row. 1: delivered. 0: not usual. -1: an exception. */
-static int deliver_row(Live *live, PyObject *event, Py_ssize_t size, uint32_t first, uint32_t generated,
-                       Py_ssize_t fold_at, PyObject *wakes)
+static int deliver_row(Live *live, Event *event, Py_ssize_t fold_at, PyObject *wakes)
 {
     Channel *channel = (Channel *)live->channel;
     if (channel == NULL) return 0; /* made without __init__ */
-    Event *made = (Event *)event;
-    long long sent = channel->sent + size + made->columns_bytes;
-    if (live->next != first || sent > channel->limit || channel->ended) return 0;
-    if (append_ids(live->ids, (const uint8_t *)PyBytes_AsString(made->ids_raw), PyBytes_Size(made->ids_raw)) != 0)
+    long long sent = channel->sent + event->size;
+    if (live->next != event->first || sent > channel->limit || channel->ended) return 0;
+    if (append_ids(live->ids, (const uint8_t *)PyBytes_AsString(event->ids_raw), PyBytes_Size(event->ids_raw)) != 0)
         return -1;
-    if (PyList_Append(channel->fresh, event) != 0) return -1;
+    if (PyList_Append(channel->fresh, (PyObject *)event) != 0) return -1;
     channel->sent = sent;
-    live->columns_bytes += made->columns_bytes;
-    live->next = (unsigned long long)first + generated;
+    live->columns_bytes += event->columns_bytes;
+    live->next = event->first + event->generated;
     if (PyList_Size(channel->fresh) > fold_at) {
         PyObject *done = PyObject_CallMethod((PyObject *)channel, "try_fold", NULL);
         if (done == NULL) return -1;
@@ -186,8 +185,7 @@ typedef struct {
     Py_ssize_t text, ids; /* where the next row's begin */
 } delivery;
 
-/* The next row's event, and how many bytes of text and ids it has. */
-static PyObject *next_event(delivery *d, Py_ssize_t row, Py_ssize_t *size)
+static Event *next_event(delivery *d, Py_ssize_t row)
 {
     const layout *l = &d->l;
     Py_ssize_t ids_size = 4 * (Py_ssize_t)u32_at(l->body, l->counts, row);
@@ -196,28 +194,32 @@ static PyObject *next_event(delivery *d, Py_ssize_t row, Py_ssize_t *size)
         PyErr_Format(PyExc_ValueError, "deliver: row %zd runs past its columns", row);
         return NULL;
     }
-    PyObject *event = new_event(l->body + d->text, text_size, l->body + d->ids, ids_size,
-                                u32_at(l->body, l->first, row), u32_at(l->body, l->generated, row),
-                                u32_at(l->body, l->prompt_tokens, row), d->stamp_ns);
+    Event *event = make_event((PyTypeObject *)event_type,
+                              PyBytes_FromStringAndSize((const char *)l->body + d->text, text_size),
+                              PyBytes_FromStringAndSize((const char *)l->body + d->ids, ids_size));
+    if (event == NULL) return NULL;
+    event->first = u32_at(l->body, l->first, row);
+    event->generated = u32_at(l->body, l->generated, row);
+    event->prompt_tokens = u32_at(l->body, l->prompt_tokens, row);
+    event->stamp_ns = d->stamp_ns;
     d->text += text_size, d->ids += ids_size;
-    *size = text_size + ids_size;
     return event;
 }
 
-static int tell_odd(const delivery *d, Py_ssize_t row, PyObject *route, PyObject *live, PyObject *event)
+static int tell_odd(const delivery *d, Py_ssize_t row, PyObject *route, PyObject *live, Event *event)
 {
     PyObject *index = PyLong_FromSsize_t(row), *answer = NULL;
     if (index != NULL)
-        answer = PyObject_CallFunctionObjArgs(d->odd, index, route, live == NULL ? Py_None : live, event, NULL);
+        answer = PyObject_CallFunctionObjArgs(d->odd, index, route, live == NULL ? Py_None : live,
+                                              (PyObject *)event, NULL);
     Py_XDECREF(index);
     Py_XDECREF(answer);
     return answer == NULL ? -1 : 0;
 }
 
 /* 1: the row is delivered; 0: it is not usual, and `odd` knows; -1: something raised. */
-static int event_row(delivery *d, Py_ssize_t row, PyObject *route, PyObject *object, Py_ssize_t size)
+static int event_row(delivery *d, Py_ssize_t row, PyObject *route, Event *event)
 {
-    Event *event = (Event *)object;
     PyObject *live = Py_XNewRef(PyDict_GetItemWithError(d->table, route));
     int usual = PyErr_Occurred() ? -1 : 0, ends = row == d->ending.next;
     if (usual == 0 && row == d->having.next &&
@@ -225,9 +227,8 @@ static int event_row(delivery *d, Py_ssize_t row, PyObject *route, PyObject *obj
         usual = -1;
     if (usual == 0 && ends && advance(&d->ending) != 0) usual = -1;
     if (usual == 0 && !ends && live != NULL && PyObject_TypeCheck(live, live_base))
-        usual = deliver_row((Live *)live, object, size, (uint32_t)event->first, (uint32_t)event->generated,
-                            d->fold_at, d->wakes);
-    if (usual == 0) usual = tell_odd(d, row, route, live, object);
+        usual = deliver_row((Live *)live, event, d->fold_at, d->wakes);
+    if (usual == 0) usual = tell_odd(d, row, route, live, event);
     Py_XDECREF(live);
     return usual;
 }
@@ -236,12 +237,11 @@ static int next_row(delivery *d, Py_ssize_t row)
 {
     uint64_t number;
     memcpy(&number, d->l.body + d->l.routes + 8 * row, 8);
-    Py_ssize_t size;
     int usual = -1;
-    PyObject *event = next_event(d, row, &size);
+    Event *event = next_event(d, row);
     PyObject *route = event == NULL ? NULL : PyLong_FromUnsignedLongLong(number);
-    if (route != NULL) usual = event_row(d, row, route, event, size);
-    Py_XDECREF(event);
+    if (route != NULL) usual = event_row(d, row, route, event);
+    Py_XDECREF((PyObject *)event);
     Py_XDECREF(route);
     return usual;
 }
@@ -293,12 +293,10 @@ static void set(PyObject **place, PyObject *value)
 static PyObject *bind(PyObject *module, PyObject *args)
 {
     PyObject *event, *frame, *done;
+    (void)module;
     if (!PyArg_ParseTuple(args, "O!OO:bind", &PyType_Type, &event, &frame, &done)) return NULL;
-    PyObject *base = PyObject_GetAttrString(module, "Event");
-    int fits = base == NULL ? -1 : PyObject_IsSubclass(event, base);
-    Py_XDECREF(base);
-    if (fits <= 0) {
-        if (fits == 0) PyErr_SetString(PyExc_TypeError, "bind: the event class is not an Event");
+    if (!PyType_IsSubtype((PyTypeObject *)event, event_base)) {
+        PyErr_SetString(PyExc_TypeError, "bind: the event class is not an Event");
         return NULL;
     }
     set(&event_type, event);
@@ -317,7 +315,7 @@ static int add_type(PyObject *module, PyType_Spec *spec, const char *name, PyTyp
 {
     PyObject *type = PyType_FromSpec(spec);
     if (type == NULL) return -1;
-    if (out != NULL) *out = (PyTypeObject *)Py_NewRef(type);
+    *out = (PyTypeObject *)Py_NewRef(type);
     if (PyModule_AddObject(module, name, type) != 0) {
         Py_DECREF(type);
         return -1;
@@ -335,7 +333,7 @@ PyMODINIT_FUNC PyInit__deliver(void)
     if (module == NULL) return NULL;
     name_marked = PyUnicode_InternFromString("marked");
     name_size = PyUnicode_InternFromString("size");
-    if (name_marked == NULL || name_size == NULL || add_type(module, &event_spec, "Event", NULL) != 0 ||
+    if (name_marked == NULL || name_size == NULL || add_type(module, &event_spec, "Event", &event_base) != 0 ||
         add_type(module, &channel_spec, "ChannelFields", &channel_base) != 0 ||
         add_type(module, &live_spec, "LiveFields", &live_base) != 0) {
         Py_DECREF(module);

@@ -14,8 +14,9 @@
 #include <string.h>
 #include <structmember.h>
 
-/* Set once by bind(): the Python classes this file makes. */
+/* Set once by bind(): the Python classes this file makes. Beside them what the module makes as it is imported. */
 static PyObject *event_type, *frame_type, *done_type, *name_marked, *name_size;
+static PyTypeObject *event_base, *channel_base, *live_base;
 
 static void drop(PyObject *self)
 {
@@ -37,77 +38,91 @@ typedef struct {
     PyObject_HEAD
     PyObject *text_utf8, *ids_raw, *finish, *columns;
     unsigned long long first, generated, prompt_tokens, stamp_ns;
-    long long columns_bytes; /* what `columns` counts in a sink */
+    long long columns_bytes, size; /* what a sink counts: of `columns`, and of the text and the ids too */
 } Event;
 
+/* Made whole and never changed but for `finish`: a sink counts what it let in, and takes out the same. */
 static PyMemberDef event_members[] = {
-    {"text_utf8", T_OBJECT_EX, offsetof(Event, text_utf8), 0, NULL},
-    {"ids_raw", T_OBJECT_EX, offsetof(Event, ids_raw), 0, NULL},
+    {"text_utf8", T_OBJECT_EX, offsetof(Event, text_utf8), READONLY, NULL},
+    {"ids_raw", T_OBJECT_EX, offsetof(Event, ids_raw), READONLY, NULL},
     {"finish", T_OBJECT, offsetof(Event, finish), 0, NULL},
     {"columns", T_OBJECT, offsetof(Event, columns), READONLY, NULL},
     {"columns_bytes", T_LONGLONG, offsetof(Event, columns_bytes), READONLY, NULL},
-    {"first", T_ULONGLONG, offsetof(Event, first), 0, NULL},
-    {"generated", T_ULONGLONG, offsetof(Event, generated), 0, NULL},
-    {"prompt_tokens", T_ULONGLONG, offsetof(Event, prompt_tokens), 0, NULL},
-    {"stamp_ns", T_ULONGLONG, offsetof(Event, stamp_ns), 0, NULL},
+    {"size", T_LONGLONG, offsetof(Event, size), READONLY, NULL},
+    {"first", T_ULONGLONG, offsetof(Event, first), READONLY, NULL},
+    {"generated", T_ULONGLONG, offsetof(Event, generated), READONLY, NULL},
+    {"prompt_tokens", T_ULONGLONG, offsetof(Event, prompt_tokens), READONLY, NULL},
+    {"stamp_ns", T_ULONGLONG, offsetof(Event, stamp_ns), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};
 
-/* Give an event its columns and take their size from them. */
+/* More than any memory has: no sum of sizes comes near what a long long holds. */
+#define MOST_BYTES ((long long)1 << 40)
+
+/* Give a new event its columns and take their size from them. */
 static int attach_columns(Event *event, PyObject *columns)
 {
-    long long size = 0;
-    if (columns != Py_None) {
-        PyObject *number = PyObject_GetAttr(columns, name_size);
-        if (number == NULL) return -1;
-        size = PyLong_AsLongLong(number);
-        Py_DECREF(number);
-        if (size == -1 && PyErr_Occurred()) return -1;
-        if (size < 0) {
-            PyErr_Format(PyExc_ValueError, "columns have a size of %lld", size);
-            return -1;
-        }
+    if (columns == Py_None) return 0;
+    PyObject *number = PyObject_GetAttr(columns, name_size);
+    if (number == NULL) return -1;
+    long long size = PyLong_AsLongLong(number);
+    Py_DECREF(number);
+    if (size == -1 && PyErr_Occurred()) return -1;
+    if (size < 0 || size > MOST_BYTES) {
+        PyErr_Format(PyExc_ValueError, "columns have a size of %lld: expected 0 to %lld bytes", size, MOST_BYTES);
+        return -1;
     }
     PyObject *old = event->columns;
     event->columns = Py_NewRef(columns);
     event->columns_bytes = size;
+    event->size += size;
     Py_XDECREF(old);
     return 0;
 }
 
-static PyObject *event_attach(PyObject *self, PyObject *columns)
+/* An event of these two (stolen; NULL: failed), without a finish reason or columns. */
+static Event *make_event(PyTypeObject *type, PyObject *text, PyObject *ids)
 {
-    if (attach_columns((Event *)self, columns) != 0) return NULL;
-    Py_RETURN_NONE;
+    Event *event = text == NULL || ids == NULL ? NULL : (Event *)PyType_GenericAlloc(type, 0);
+    if (event == NULL) {
+        Py_XDECREF(text);
+        Py_XDECREF(ids);
+        return NULL;
+    }
+    event->text_utf8 = text;
+    event->ids_raw = ids;
+    event->finish = Py_NewRef(Py_None);
+    event->columns = Py_NewRef(Py_None);
+    event->size = PyBytes_Size(text) + PyBytes_Size(ids);
+    return event;
 }
 
-static PyMethodDef event_methods[] = {{"attach", event_attach, METH_O, "Give the event its columns."},
-                                      {NULL, NULL, 0, NULL}};
-
-static int event_init(PyObject *object, PyObject *args, PyObject *kwargs)
+static PyObject *event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"text_utf8",     "ids_raw",  "first",  "generated",
                             "prompt_tokens", "stamp_ns", "finish", "columns", NULL};
-    Event *self = (Event *)object;
     PyObject *text, *ids, *finish = Py_None, *columns = Py_None, *numbers[4];
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "SSOOOO|OO:ChunkEvent", names, &text, &ids, &numbers[0],
                                      &numbers[1], &numbers[2], &numbers[3], &finish, &columns))
-        return -1;
+        return NULL;
     unsigned long long values[4];
     for (int i = 0; i < 4; i++) {
         values[i] = PyLong_AsUnsignedLongLong(numbers[i]);
-        if (values[i] == (unsigned long long)-1 && PyErr_Occurred()) return -1;
+        if (values[i] == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
     }
-    if (attach_columns(self, columns) != 0) return -1;
-    PyObject *old[3] = {self->text_utf8, self->ids_raw, self->finish};
-    self->text_utf8 = Py_NewRef(text);
-    self->ids_raw = Py_NewRef(ids);
-    self->finish = Py_NewRef(finish);
+    Event *self = make_event(type, Py_NewRef(text), Py_NewRef(ids));
+    if (self == NULL) return NULL;
     self->first = values[0];
     self->generated = values[1];
     self->prompt_tokens = values[2];
     self->stamp_ns = values[3];
-    for (int i = 0; i < 3; i++) Py_XDECREF(old[i]);
-    return 0;
+    PyObject *none = self->finish;
+    self->finish = Py_NewRef(finish);
+    Py_DECREF(none);
+    if (attach_columns(self, columns) != 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
 }
 
 static void event_dealloc(PyObject *object)
@@ -121,34 +136,13 @@ static void event_dealloc(PyObject *object)
 }
 
 /* Not a garbage-collected type: nothing an event holds can lead back to it. */
-static PyType_Slot event_slots[] = {{Py_tp_init, event_init},
+static PyType_Slot event_slots[] = {{Py_tp_new, event_new},
                                     {Py_tp_dealloc, event_dealloc},
                                     {Py_tp_members, event_members},
-                                    {Py_tp_methods, event_methods},
                                     {Py_tp_doc, "A run of output tokens; ChunkEvent is its public face."},
                                     {0, NULL}};
 static PyType_Spec event_spec = {"outfeed.sink._deliver.Event", sizeof(Event), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, event_slots};
-
-static PyObject *new_event(const uint8_t *text, Py_ssize_t text_size, const uint8_t *ids, Py_ssize_t ids_size,
-                           uint32_t first, uint32_t generated, uint32_t prompt_tokens, uint64_t stamp_ns)
-{
-    Event *event = (Event *)PyType_GenericAlloc((PyTypeObject *)event_type, 0);
-    if (event == NULL) return NULL;
-    event->text_utf8 = PyBytes_FromStringAndSize((const char *)text, text_size);
-    event->ids_raw = PyBytes_FromStringAndSize((const char *)ids, ids_size);
-    event->finish = Py_NewRef(Py_None);
-    event->columns = Py_NewRef(Py_None);
-    event->first = first;
-    event->generated = generated;
-    event->prompt_tokens = prompt_tokens;
-    event->stamp_ns = stamp_ns;
-    if (event->text_utf8 == NULL || event->ids_raw == NULL) {
-        Py_DECREF(event);
-        return NULL;
-    }
-    return (PyObject *)event;
-}
 
 /* ── Channel: what the two ends of a sink share ───────────────────────────────────────────────────── */
 
@@ -222,11 +216,13 @@ static void channel_dealloc(PyObject *object)
     drop(object);
 }
 
-/* take_one(): the usual case of taking an item. None: nothing waits. False: not the usual case, use take(). */
+/* take_one(): the usual case of taking an item. None: nothing waits, or the source was closed (which leaves there
+ * what a sender was about to send). False: not the usual case, use take(). */
 static PyObject *channel_take_one(PyObject *object, PyObject *unused)
 {
     (void)unused;
     Channel *self = (Channel *)object;
+    if (self->gone) Py_RETURN_NONE;
     if (self->folding || (self->folded != NULL && self->folded != Py_None)) Py_RETURN_FALSE;
     Py_ssize_t waiting = PyList_Size(self->fresh);
     if (waiting < 0) return NULL;
@@ -245,7 +241,7 @@ static PyObject *channel_take_one(PyObject *object, PyObject *unused)
         Py_DECREF(wrapped);
         Py_RETURN_FALSE;
     }
-    self->taken += PyBytes_Size(event->text_utf8) + PyBytes_Size(event->ids_raw) + event->columns_bytes;
+    self->taken += event->size;
     self->limit = self->gone ? -1 : self->capacity + self->taken + self->freed;
     self->received++;
     if (PyList_SetSlice(self->fresh, 0, 1, NULL) != 0) {
@@ -281,8 +277,6 @@ static PyMemberDef live_members[] = {{"channel", T_OBJECT_EX, offsetof(Live, cha
                                      {"next", T_ULONGLONG, offsetof(Live, next), 0, NULL},
                                      {"columns_bytes", T_LONGLONG, offsetof(Live, columns_bytes), 0, NULL},
                                      {NULL, 0, 0, 0, NULL}};
-
-static PyTypeObject *channel_base;
 
 static int live_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -321,6 +315,5 @@ static PyType_Slot live_slots[] = {{Py_tp_init, live_init},         {Py_tp_deall
                                    {Py_tp_doc, "Live's fields."},   {0, NULL}};
 static PyType_Spec live_spec = {"outfeed.sink._deliver.LiveFields", sizeof(Live), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, live_slots};
-static PyTypeObject *live_base;
 
 #endif

@@ -136,6 +136,27 @@ def test_a_gateway_says_nothing_of_anothers_requests(bench: Bench, port: Schedul
     assert tallies(bench) == []
 
 
+@pytest.mark.parametrize("route", [0, 5, 1 << 20])
+def test_a_gateway_that_names_what_is_no_route_costs_nobody_what_it_sent(
+    bench: Bench, port: SchedulerPort, route: int
+) -> None:
+    """The frame is sealed and its numbers are in range; it must not come out of `recv` as an exception."""
+    bench.send(generate(A))
+    say(bench, Live(0, 0, 64, [route, A]))
+    bench.send(generate(B))
+    assert [message.route for message in port.recv()] == [A, B]
+
+
+def test_a_request_without_a_prompt_is_told_as_running(bench: Bench, port: SchedulerPort) -> None:
+    """As a control request it would be vouched for when another rank's lane is lost, and wait for ever."""
+    bench.send(generate(A, tokens=0), Control(CONTROL, "rid", "health"))
+    port.recv()
+    bench.instance.board.row(Role.SHARD, 0).count("bad_frames")
+    beat(port)
+    (tally,) = tallies(bench)
+    assert tally.rows == [(A, 0, Standing.RUNNING), (CONTROL, 0, Standing.CONTROL)]
+
+
 @pytest.mark.parametrize("bit", range(0, 400, 41))
 def test_a_damaged_frame_is_counted_and_hands_out_nothing(
     bench: Bench, port: SchedulerPort, bit: int

@@ -134,6 +134,16 @@ def test_what_ended_is_forgotten_in_time_and_what_lives_is_not(bench: Bench, por
         requests.route_of("r1")
 
 
+def test_what_lives_long_does_not_let_the_rest_pile_up(bench: Bench, port: SchedulerPort) -> None:
+    requests = Requests(port, remember=8)
+    bench.send(*(generate(make_route(0, 0, 40 + slot, 1), f"long-lived {slot}") for slot in range(4)))
+    for generation in range(1, 400):
+        route = make_route(0, 0, 1, generation)
+        bench.send(generate(route, f"r{generation}"), Abort(route))
+        requests.recv()
+    assert len(requests._routes) == len(requests._rids) <= 8 + 4
+
+
 def test_another_rank_pushes_what_it_adopted_by_rid(bench: Bench, port: SchedulerPort) -> None:
     bench.send(generate(make_route(0, 0, 1, 1), "a"))
     (request,) = Requests(port).recv()

@@ -7,6 +7,7 @@ import pickle
 import threading
 from array import array
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +88,11 @@ def test_every_step_decodes_to_what_was_pushed(
         bench.shard.release()
 
 
+def unaligned(values: list[int], dtype: str) -> NDArray[Any]:
+    """A column as it lies in a message that came over a socket."""
+    return np.frombuffer(b"\0" + np.array(values, dtype).tobytes(), dtype, offset=1)
+
+
 @pytest.mark.parametrize(
     ("routes", "ids", "counts"),
     [
@@ -105,8 +111,9 @@ def test_every_step_decodes_to_what_was_pushed(
             lambda c: np.array(c, "u1"),
         ),
         (lambda r: (ctypes.c_uint64 * len(r))(*r), lambda i: (ctypes.c_int32 * len(i))(*i), tuple),
+        (lambda r: unaligned(r, "u8"), lambda i: unaligned(i, "i4"), lambda c: unaligned(c, "u4")),
     ],
-    ids=["array", "memoryview", "numpy", "big-endian", "i64", "narrow and strided", "ctypes"],
+    ids=["array", "memoryview", "numpy", "big-endian", "i64", "narrow and strided", "ctypes", "unaligned"],
 )
 def test_columns_of_any_integer_type_carry_the_same_numbers(
     bench: Bench, port: SchedulerPort, routes: type, ids: type, counts: type

@@ -1,7 +1,21 @@
 """A reader with nothing real around it: frames go in by hand, aborts and ends are written down."""
 
+from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Tag
-from outfeed.sink import Item, Reader, SinkSource, open_sink
+from outfeed.sink import ChunkEvent, Columns, Item, Reader, SinkSource, open_sink
+
+from .material import Row, Step
+
+LAST = FinishReason.length(3)
+END = LAST.to_json()
+
+
+def row(route: int, first: int, text: str = "x", finish: dict[str, object] | None = None) -> Row:
+    return Row(route, first, [first], 1, 9, text, finish)
+
+
+def step(*rows: Row) -> bytes:
+    return Step(5, list(rows), True).encode()
 
 
 class FakeBell:
@@ -67,3 +81,10 @@ def waiting(source: SinkSource) -> list[Item]:
         if not hasattr(item, "event") or item.event.finish is not None:
             break
     return items
+
+
+def chunk(
+    text: str, first: int = 0, finish: FinishReason | None = None, columns: Columns | None = None
+) -> ChunkEvent:
+    """An event of one token."""
+    return ChunkEvent(text.encode(), first.to_bytes(4, "little"), first, 1, 9, first, finish, columns)

@@ -1,4 +1,4 @@
-"""The reader beside threads that register: an event loop takes requests at any moment."""
+"""The reader beside other threads: those that register at any moment, those that read what comes."""
 
 import sys
 import threading
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from outfeed.ring import CorruptLane
 from outfeed.ring.route import make_route
-from outfeed.sink import Error, SinkSource, open_sink
+from outfeed.sink import Done, Error, Frame, SinkSource, open_sink
 
-from .front import Front, waiting
+from .front import END, Front, row, step, waiting
 
 FIRST, MORE = 3000, 30_000
 
@@ -72,3 +72,33 @@ def test_what_goes_through_all_requests_may_meet_new_ones(walk: Callable[[Front]
         fail_all(front)
         assert all(isinstance(waiting(source)[-1], Error) for source in sources)
     assert front.aborts == []
+
+
+@pytest.mark.usefixtures("switching")
+def test_reader_and_handlers_race_and_nothing_is_lost() -> None:
+    """Takes, foldings and wake-ups meet everywhere."""
+    rows, steps = 8, 1500
+    front = Front()
+    routes = [make_route(0, 0, slot, 1) for slot in range(rows)]
+    sources = [front.open(route) for route in routes]
+    received: list[list[int]] = [[] for _ in routes]
+
+    def handle(slot: int) -> None:
+        for item in sources[slot]:
+            assert isinstance(item, Frame | Done)
+            received[slot] += item.event.ids.tolist()
+
+    bodies = [
+        step(*[row(route, first, "x", END if first == steps - 1 else None) for route in routes])
+        for first in range(steps)
+    ]
+    threads = [threading.Thread(target=handle, args=(slot,), daemon=True) for slot in range(rows)]
+    for thread in threads:
+        thread.start()
+    for body in bodies:
+        front.arrive(body)
+    for thread in threads:
+        thread.join(60)
+    assert received == [list(range(steps))] * rows
+    assert all(source.statistics().waiting_bytes == 0 for source in sources)
+    assert sorted(front.ends) == sorted(routes)

@@ -1,6 +1,7 @@
 """Events added up are the response; its JSON is the field's, unary, cumulative and incremental."""
 
 import json
+import random
 from typing import Any
 
 import msgspec
@@ -10,8 +11,20 @@ from hypothesis import strategies as st
 from outfeed.ring.batch import decode_batch
 from outfeed.ring.families import Kind
 from outfeed.ring.finish import FinishReason
-from outfeed.sink import ChunkEvent, Done, Error, Frame, Response, open_sink, request_error
-from outfeed.sink.columns import columns_of
+from outfeed.sink import (
+    ChunkEvent,
+    Columns,
+    Done,
+    Error,
+    Flat,
+    Frame,
+    Hidden,
+    Ragged,
+    Response,
+    open_sink,
+    request_error,
+)
+from outfeed.sink.columns import ColumnsSum, columns_of
 
 from .material import Row, Step, draw_family, token_text
 from .test_round_trip import Drawn, columns_out
@@ -132,6 +145,21 @@ def test_an_abort_with_a_status_is_a_request_error() -> None:
     assert request_error(ending(None)) is None
 
 
+def test_what_merging_replaces_is_what_it_frees() -> None:
+    """Hidden states and a token's text may be of another length each time: a sink's count stays right."""
+    choose, total, waiting = random.Random(4), ColumnsSum(), 0
+    for _ in range(200):
+        width = choose.randrange(5)
+        columns = Columns(
+            output_logprobs=Flat(b"1234" * width, b"5678" * width) if choose.random() < 0.5 else None,
+            input_top_logprobs=Ragged(b"\1\0\0\0", b"1234", b"5678") if choose.random() < 0.5 else None,
+            hidden_states=Hidden(b"1234" * width, 1, width) if choose.random() < 0.5 else None,
+            texts={token: "é" * choose.randrange(40) for token in choose.sample(range(9), width)},
+        )
+        waiting += columns.size - total.add(columns)
+        assert total.total().size == waiting
+
+
 @st.composite
 def streams(draw: Any) -> list[ChunkEvent]:
     choose, rows, first = Drawn(draw), [], 0
@@ -164,7 +192,5 @@ def test_merging_changes_nothing_of_the_sum(stream: list[ChunkEvent], reads: lis
             lagging.add(item.event)
     one, other = straight.whole(), lagging.whole()
     assert columns_out(one.columns) == columns_out(other.columns)
-    one.attach(None)
-    other.attach(None)
-    assert one == other
+    assert one._fields()[:-1] == other._fields()[:-1]
     assert source.statistics().waiting_bytes == 0

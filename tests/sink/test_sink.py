@@ -1,14 +1,11 @@
-"""The life of one sink: opened, filled, read, lagging, full, closed, dropped."""
+"""The life of one sink: opened, filled, read, lagging, full, closed, dropped. Waiting has test_waiting.py."""
 
 import asyncio
 import gc
-import threading
-import time
+import sys
 import tracemalloc
-from functools import partial
 
 import pytest
-from outfeed.ring.finish import FinishReason
 from outfeed.sink import (
     ChunkEvent,
     Columns,
@@ -18,29 +15,27 @@ from outfeed.sink import (
     Flat,
     Frame,
     Hidden,
-    SinkBusy,
     SinkClosed,
     SinkEnded,
     SinkFull,
     open_sink,
 )
-from outfeed.sink.waiting import ThreadWaiter, wake
 
-
-def chunk(
-    text: str, first: int = 0, finish: FinishReason | None = None, columns: Columns | None = None
-) -> ChunkEvent:
-    return ChunkEvent(text.encode(), first.to_bytes(4, "little"), first, 1, 9, first, finish, columns)
-
-
-LAST = FinishReason.length(3)
+from .front import LAST, chunk
 
 
 def test_capacity_is_a_decision() -> None:
     with pytest.raises(TypeError):
         open_sink()  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="capacity of 0 bytes is not positive"):
-        open_sink(0)
+    for capacity in (0, -1, (1 << 40) + 1, sys.maxsize, 1 << 80):
+        with pytest.raises(ValueError, match=f"capacity of {capacity} bytes: give 1 to 1099511627776"):
+            open_sink(capacity)
+    sender, source = open_sink(1 << 40)
+    for first in range(2):
+        sender.try_send(Frame(chunk("a", first)))
+    assert source.receive_sync() == Frame(
+        ChunkEvent(b"aa", chunk("").ids_raw + chunk("", 1).ids_raw, 0, 2, 9, 1)
+    )
 
 
 def test_items_come_in_order_and_the_last_one_ends_it() -> None:
@@ -112,6 +107,37 @@ def test_a_limit_that_is_a_moment_old_refuses_nothing_that_fits() -> None:
     assert source.statistics().waiting_bytes == 10
 
 
+def test_what_a_sink_has_counted_cannot_be_changed() -> None:
+    sender, source = open_sink(1000)
+    event = chunk("a")
+    sender.try_send(Frame(event))
+    for name in (
+        "text_utf8",
+        "ids_raw",
+        "first",
+        "generated",
+        "prompt_tokens",
+        "stamp_ns",
+        "columns",
+        "size",
+    ):
+        with pytest.raises(AttributeError):
+            setattr(event, name, None)
+        with pytest.raises((AttributeError, TypeError)):
+            delattr(event, name)
+    assert source.receive_sync() == Frame(chunk("a"))
+    with pytest.raises(TypeError):
+        ChunkEvent.__new__(ChunkEvent)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("size", [-2, (1 << 40) + 1, 1 << 63])
+def test_columns_of_an_impossible_size_make_no_event(size: int) -> None:
+    columns = Columns()
+    columns.size = size
+    with pytest.raises((ValueError, OverflowError)):
+        chunk("a", columns=columns)
+
+
 def test_a_stream_is_ended_once() -> None:
     sender, source = open_sink(1000)
     sender.try_send(Error(500, "x", "y"))
@@ -124,20 +150,6 @@ def test_a_stream_is_ended_once() -> None:
     gone.close()
     late.close()
     assert not late.statistics().ended, "nobody was there to send it to"
-
-
-def test_who_is_to_be_woken_is_told_of_once() -> None:
-    sender, source = open_sink(1000)
-
-    async def story() -> None:
-        source.call_when_ready(asyncio.get_running_loop(), lambda: None)
-        waiter = sender.channel.push(chunk("a"), 5)
-        assert waiter is not None
-        assert sender.channel.push(chunk("b", 1), 5) is None
-        waiter.fire()
-        assert sender.channel.push(chunk("c", 2), 5) is waiter
-
-    asyncio.run(story())
 
 
 def test_an_empty_sink_takes_any_one_item() -> None:
@@ -202,192 +214,6 @@ def test_a_dropped_sender_ends_its_stream_with_an_error() -> None:
     assert (last.status, last.type) == (500, "closed")
 
 
-def test_a_thread_sleeps_until_something_comes() -> None:
-    sender, source = open_sink(1000)
-    got: list[object] = []
-    thread = threading.Thread(target=lambda: got.extend(source))
-    thread.start()
-    sender.try_send(Frame(chunk("a")))
-    deadline = time.monotonic() + 30
-    while not got and time.monotonic() < deadline:
-        time.sleep(0.001)
-    sender.try_send(Done(chunk("b", 1, LAST)))
-    thread.join(30)
-    assert got == [Frame(chunk("a")), Done(chunk("b", 1, LAST))]
-
-
-def test_a_timeout_leaves_the_stream_as_it_is() -> None:
-    sender, source = open_sink(1000)
-    with pytest.raises(TimeoutError, match=r"nothing arrived within 0\.01 s"):
-        source.receive_sync(0.01)
-
-    async def story() -> None:
-        with pytest.raises(TimeoutError):
-            await source.receive(0.01)
-        sender.try_send(Frame(chunk("a")))
-        assert await source.receive(0.01) == Frame(chunk("a"))
-
-    asyncio.run(story())
-
-
-def test_no_event_is_lost_between_a_fast_thread_and_a_task() -> None:
-    """Every wake-up counts: one lost and this hangs."""
-    count = 20_000
-    sender, source = open_sink(1 << 30)
-
-    async def read() -> list[int]:
-        ids: list[int] = []
-        async for item in source:
-            assert isinstance(item, Frame | Done)
-            ids += item.event.ids.tolist()
-        return ids
-
-    def send() -> None:
-        for first in range(count):
-            sender.try_send(Frame(chunk("x", first)))
-            if first % 97 == 0:
-                time.sleep(0)
-        sender.try_send(Done(chunk("", count, LAST)))
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    assert asyncio.run(asyncio.wait_for(read(), 60)) == list(range(count + 1))
-    thread.join()
-
-
-def test_a_callback_is_called_once_per_batch_of_items() -> None:
-    sender, source = open_sink(1000)
-    calls: list[int] = []
-
-    async def story() -> None:
-        done = asyncio.Event()
-        sender.try_send(Frame(chunk("a")))
-
-        def ready() -> None:
-            while (item := source.receive_nowait()) is not None:
-                calls.append(1)
-                if isinstance(item, Done):
-                    done.set()
-                    return
-
-        source.call_when_ready(asyncio.get_running_loop(), ready)
-        await asyncio.sleep(0)
-        assert calls == [1]
-        await asyncio.to_thread(sender.try_send, Done(chunk("b", 1, LAST)))
-        await asyncio.wait_for(done.wait(), 30)
-
-    asyncio.run(story())
-    assert calls == [1, 1]
-
-
-def test_a_callback_is_not_called_for_a_last_item_that_it_has_taken() -> None:
-    sender, source = open_sink(1000)
-    calls: list[int] = []
-
-    async def story() -> None:
-        failed: list[object] = []
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: failed.append(context))
-
-        def ready() -> None:
-            calls.append(1)
-            if len(calls) == 1:
-                # What a sender on another thread does while this runs: it is marked anew for the last item.
-                sender.try_send(Done(chunk("b", 1, LAST)))
-            while (item := source.receive_nowait()) is not None:
-                if isinstance(item, Done):
-                    return
-
-        source.call_when_ready(loop, ready)
-        sender.try_send(Frame(chunk("a")))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert failed == []
-
-    asyncio.run(story())
-    assert calls == [1]
-
-
-def test_a_callback_that_fails_leaves_the_others_their_calls() -> None:
-    sinks = [open_sink(1000) for _ in range(3)]
-    called: list[int] = []
-
-    async def story() -> None:
-        failed: list[dict[str, object]] = []
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: failed.append(context))
-
-        def ready(index: int) -> None:
-            called.append(index)
-            if index == 0:
-                raise ZeroDivisionError
-
-        for index, (_, source) in enumerate(sinks):
-            source.call_when_ready(loop, partial(ready, index))
-        waiters = [sender.channel.push(chunk("a"), 1) for sender, _ in sinks]
-        wake([waiter for waiter in waiters if waiter is not None])
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert [type(context["exception"]) for context in failed] == [ZeroDivisionError]
-
-    asyncio.run(story())
-    assert called == [0, 1, 2]
-
-
-@pytest.mark.parametrize("waiting_in", ["task", "thread"])
-def test_whoever_waits_when_the_source_is_closed_elsewhere_is_told(waiting_in: str) -> None:
-    sender, source = open_sink(1000)
-
-    async def story() -> None:
-        if waiting_in == "task":
-            reader = asyncio.ensure_future(source.receive())
-        else:
-            reader = asyncio.ensure_future(asyncio.to_thread(source.receive_sync))
-        while sender.channel.waiter is None:
-            await asyncio.sleep(0)
-        source.close()
-        with pytest.raises(SinkClosed, match="this source was closed"):
-            await asyncio.wait_for(reader, 30)
-
-    asyncio.run(story())
-
-
-def test_a_second_reader_is_refused_and_takes_nothing_from_the_first() -> None:
-    sender, source = open_sink(1000)
-
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        first = asyncio.ensure_future(source.receive())
-        await asyncio.sleep(0)
-        with pytest.raises(SinkBusy, match="a task waits on this source already"):
-            await source.receive(30)
-        with pytest.raises(SinkBusy, match="a task waits"):
-            source.receive_sync(30)
-        with pytest.raises(SinkBusy, match="a task waits"):
-            source.call_when_ready(loop, lambda: None)
-        sender.try_send(Frame(chunk("a")))
-        assert await asyncio.wait_for(first, 30) == Frame(chunk("a"))
-
-        called: list[str] = []
-        source.call_when_ready(loop, partial(called.append, "replaced"))
-        source.call_when_ready(loop, partial(called.append, "there"))
-        with pytest.raises(SinkBusy, match="a callback waits"):
-            await source.receive(30)
-        sender.try_send(Frame(chunk("b", 1)))
-        await asyncio.sleep(0)
-        assert called == ["there"]
-
-    asyncio.run(story())
-
-
-def test_a_thread_that_is_woken_twice_goes_on_once() -> None:
-    waiter = ThreadWaiter()
-    waiter.fire()
-    waiter.fire()
-    assert waiter.wait(0)
-    assert not waiter.wait(0)
-
-
 def test_what_is_no_item_is_refused() -> None:
     sender, source = open_sink(1000)
     with pytest.raises(TypeError, match="takes Frame, Done, Control and Error, not ChunkEvent"):
@@ -416,34 +242,6 @@ def test_a_closed_source_has_nothing_waiting(events: int) -> None:
         source.receive_nowait()
 
 
-def test_closing_calls_no_callback_and_tells_of_no_stream_that_is_over() -> None:
-    sender, source = open_sink(1000)
-    called: list[str] = []
-    sender.channel.on_gone = partial(called.append, "gone")
-
-    async def story() -> None:
-        source.call_when_ready(asyncio.get_running_loop(), partial(called.append, "ready"))
-        sender.channel.end(chunk("a", 0, LAST), 5)  # told to nobody yet
-        source.close()
-        await asyncio.sleep(0)
-
-    asyncio.run(story())
-    assert called == []
-
-
-def test_a_cancelled_reader_of_the_stream_is_gone() -> None:
-    sender, source = open_sink(1000)
-
-    async def story() -> None:
-        task = asyncio.ensure_future(anext(source))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-
-    asyncio.run(story())
-    assert sender.statistics().closed
-
-
 def test_async_with_closes_on_the_way_out() -> None:
     sender, source = open_sink(1000)
 
@@ -454,14 +252,6 @@ def test_async_with_closes_on_the_way_out() -> None:
 
     asyncio.run(story())
     assert sender.statistics().closed
-
-
-def test_a_closed_loop_does_not_hurt_the_sender() -> None:
-    sender, source = open_sink(1000)
-    loop = asyncio.new_event_loop()
-    source.call_when_ready(loop, lambda: None)
-    loop.close()
-    sender.try_send(Frame(chunk("a")))
 
 
 def test_ten_thousand_sinks_leave_nothing_behind() -> None:

@@ -143,6 +143,9 @@ static PyObject *Pusher_push(PyObject *object, PyObject *const *args, Py_ssize_t
         return PyErr_Format(PyExc_ValueError, "timeout %R: expected 0 to %d seconds", args[4],
                             RING_LONGEST_TIMEOUT_S);
     if (!self->bound) return PyErr_Format(PyExc_RuntimeError, "push: not bound to a lane");
+    if (PyBytes_Size(args[3]) > RING_MAX_CAPACITY)
+        return PyErr_Format(PyExc_ValueError, "the finish reasons take %zd bytes: no lane has room for them",
+                            PyBytes_Size(args[3]));
     outfeed_decode_step step = {
         .stamp_ns = (uint64_t)now_ns(),
         .endings = (const uint8_t *)PyBytes_AsString(args[3]),

@@ -1,0 +1,90 @@
+"""A port's life beside what it pushes: what others see of it, and what it leaves to the next one."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from outfeed.ring.board import Role, State
+from outfeed.ring.frames import Abort, Attach, Tag, encode
+from outfeed.sidecar import SchedulerPort
+
+from .conftest import Bench
+from .test_port import A, B, generate
+
+
+@pytest.fixture
+def port(bench: Bench) -> Iterator[SchedulerPort]:
+    with SchedulerPort.attach(bench.name) as port:
+        yield port
+
+
+def test_it_says_what_the_instance_was_started_with(bench: Bench, port: SchedulerPort) -> None:
+    assert port.config == bench.instance.config
+
+
+CALLS: dict[str, Callable[[SchedulerPort], object]] = {
+    "alive": lambda port: port.alive,
+    "recv": lambda port: port.recv(),
+    "wait": lambda port: port.wait(0),
+    "push": lambda port: port.push_tokens([A], [1]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_whatever_a_scheduler_calls_is_its_heartbeat_when_one_is_due(
+    bench: Bench, port: SchedulerPort, call: Callable[[SchedulerPort], object]
+) -> None:
+    bench.send(generate(A))
+    port.recv()
+    row = bench.instance.board.row(Role.SCHEDULER)
+    port._beat_due = 1 << 62
+    before = row.heartbeat_ns
+    call(port)
+    assert row.heartbeat_ns == before
+    port._beat_due = 0
+    call(port)
+    assert row.heartbeat_ns > before
+
+
+@pytest.mark.parametrize("ask", ["recv", "wait"])
+def test_what_was_received_is_handled_when_the_scheduler_asks_again(bench: Bench, ask: str) -> None:
+    bench.send(generate(A), generate(B))
+    with SchedulerPort.attach(bench.name) as port:
+        assert port.recv(limit=1) == [generate(A)]
+        assert port.recv() == [generate(B)] if ask == "recv" else port.wait(60)
+    with SchedulerPort.attach(bench.name) as port:
+        assert port.recv() == [generate(B)]
+
+
+def test_another_rank_receives_nothing_and_waits_for_nothing(bench: Bench) -> None:
+    bench.send(generate(A))
+    with SchedulerPort.attach(bench.name, rank=1) as port:
+        assert not port.wait(0)
+        assert port.recv() == []
+
+
+def test_who_comes_after_another_one_is_counted_as_its_replacement(bench: Bench) -> None:
+    row = bench.instance.board.row(Role.SCHEDULER)
+    assert row.epoch == 0
+    for times in range(3):
+        with SchedulerPort.attach(bench.name):
+            assert (row.epoch, row.state) == (times, State.RUNNING)
+        assert row.state == State.STOPPED
+
+
+def test_a_port_shows_its_last_counts_when_it_closes(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(A), generate(B), Abort(B))
+    port.recv()
+    port._beat_due = 1 << 62
+    port.push_tokens([A], [1, 2], [2])
+    row = bench.instance.board.row(Role.SCHEDULER)
+    assert (row.get("tokens"), row.get("aborts")) == (0, 1)
+    port.close()
+    assert (row.get("frames"), row.get("rows"), row.get("tokens")) == (1, 1, 2)
+
+
+def test_aborts_made_up_for_a_gateway_are_counted(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(A), generate(B))
+    port.recv()
+    bench.gateway.write(Tag.ATTACH, encode(Attach(0)))
+    assert sorted(message.route for message in port.recv()) == [A, B]
+    assert bench.instance.board.row(Role.SCHEDULER).get("aborts") == 2

@@ -1,0 +1,191 @@
+"""Two threads in one sink, at every point where Python may switch between them.
+
+A trace function runs one side's call whole before each bytecode instruction of the other's, in turn: all that
+two threads can do to each other with one switch forth and back, and the same each time.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from outfeed.ring.finish import FinishReason
+from outfeed.sink import ChunkEvent, Done, Error, Frame, SinkClosed, SinkEnded, open_sink
+from outfeed.sink.waiting import ThreadWaiter
+
+WAITING = (0, 1, 8)  # to 8: one more is merged
+LAST = FinishReason.length(99)
+
+
+class Sink:
+    """A sink in which some events wait, and what was sent to it and came out of it."""
+
+    def __init__(self, waiting: int) -> None:
+        self.sender, self.source = open_sink(1000)
+        self.sent = self.received = 0
+        self.last: list[type] = []
+        for _ in range(waiting):
+            self.send()
+
+    def chunk(self, finish: FinishReason | None = None) -> ChunkEvent:
+        return ChunkEvent(b"x", self.sent.to_bytes(4, "little"), self.sent, 1, 9, 0, finish)
+
+    def send(self) -> None:
+        self.sender.try_send(Frame(self.chunk()))
+        self.sent += 1
+
+    def finish(self) -> None:
+        self.sender.try_send(Done(self.chunk(LAST)))
+        self.sent += 1
+
+    def fail(self) -> None:
+        self.sender.close()
+
+    def receive(self) -> bool:
+        """Take one item, which must go on where the one before it ended."""
+        item = self.source.receive_nowait()
+        if item is None:
+            return False
+        if isinstance(item, Frame | Done):
+            assert item.event.ids.tolist() == [*range(self.received, self.received + item.event.generated)]
+            self.received += item.event.generated
+        if not isinstance(item, Frame):
+            self.last.append(type(item))
+        return True
+
+    def sleep(self) -> None:
+        self.source.receive_sync(60)
+
+    def close(self) -> None:
+        self.source.close()
+
+    def see(self) -> None:
+        assert 0 <= self.source.statistics().waiting_bytes <= 1000
+
+
+def preempted(call: Callable[[], object], at: int, other: Callable[[], object]) -> bool:
+    """Run `call`, and `other` before its instruction `at` in sink/channel.py; False when it has fewer."""
+    left = at
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith("/sink/channel.py"):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                other()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+def every_switch(waiting: int, one: str, other: str) -> Iterator[Sink]:
+    """Yield a sink after `one` was called and `other` came in between, for each place where it can."""
+    for at in range(1, 2000):
+        sink = Sink(waiting)
+
+        def between(sink: Sink = sink) -> None:
+            if other == "receive" and sink.source._channel.lock.locked():
+                return  # it would wait here until the other side has gone on
+            getattr(sink, other)()
+
+        if not preempted(getattr(sink, one), at, between):
+            return
+        yield sink
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("waiting", WAITING)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *[("receive", other) for other in ("send", "finish", "fail", "see")],
+        *[(one, "receive") for one in ("send", "finish", "fail", "see")],
+    ],
+)
+def test_nothing_is_lost_doubled_or_out_of_order(waiting: int, one: str, other: str) -> None:
+    switches = 0
+    for sink in every_switch(waiting, one, other):
+        switches += 1
+        ends = {"finish": Done, "fail": Error}.keys() & {one, other}
+        while (not ends or not sink.last) and sink.receive():
+            pass
+        assert sink.received == sink.sent
+        assert len(sink.last) == len(ends)
+        statistics = sink.source.statistics()
+        assert (statistics.waiting_bytes, statistics.merged + statistics.received) == (0, statistics.sent)
+    assert switches > 5
+
+
+@pytest.mark.parametrize("waiting", WAITING)
+@pytest.mark.parametrize("one", ["receive", "send", "finish", "fail", "see"])
+def test_a_source_may_be_closed_at_any_moment(waiting: int, one: str) -> None:
+    """Who was in the middle of something is told so, and nothing waits any more."""
+    for sink in every_switch_closed(waiting, one):
+        with pytest.raises((SinkClosed, SinkEnded)):
+            sink.source.receive_nowait()
+        assert sink.source.statistics().waiting_bytes == 0
+        assert sink.received <= sink.sent
+
+
+def every_switch_closed(waiting: int, one: str) -> Iterator[Sink]:
+    for at in range(1, 2000):
+        sink = Sink(waiting)
+
+        def call(sink: Sink = sink) -> None:
+            try:
+                getattr(sink, one)()
+            except SinkClosed:
+                assert sink.sender.statistics().closed
+
+        if not preempted(call, at, sink.close):
+            return
+        yield sink
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("other", ["send", "finish", "fail", "close"])
+def test_no_wake_up_is_lost_at_any_moment(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    """Who sends or closes before the reader is asleep has fired its waiter, or it does not go to sleep."""
+
+    class AsleepForGood(Exception):
+        pass
+
+    done: list[str] = []
+
+    def wait(waiter: ThreadWaiter, timeout: float) -> bool:
+        if waiter._gate.acquire(blocking=False):
+            return True
+        assert not done
+        raise AsleepForGood
+
+    monkeypatch.setattr(ThreadWaiter, "wait", wait)
+    woken = 0
+    for at in range(1, 2000):
+        done.clear()
+        sink = Sink(0)
+
+        def between(sink: Sink = sink) -> None:
+            done.append(other)
+            getattr(sink, other)()
+
+        try:
+            preempted(sink.sleep, at, between)
+            assert other != "close"
+            woken += 1
+        except SinkClosed:
+            assert other == "close"
+            woken += 1
+        except AsleepForGood:
+            if not done:
+                break  # it had no more instructions before it slept, nor after
+    assert woken > 50
