@@ -139,9 +139,8 @@ class Shard:
         began = time.monotonic()
         asked_again = False
         while self._unsure or self._missing():
-            for reader in self._unsure:
-                self._ask(reader)
-            self._unsure.clear()
+            while self._unsure:  # more may come while one is asked
+                self._ask(self._unsure.pop())
             waited = time.monotonic() - began
             if waited > self._restore_limit_s:
                 late = self._missing()
@@ -276,6 +275,12 @@ class Shard:
             self.decoder.forget(route)
         if asked.late:
             self._damaged()
+
+    def doubt(self, reader: int) -> None:
+        """Have a reader say again what it has here, and a tally what it lost: it was taken for dead."""
+        log.error("shard %d took reader %d for dead, which it is not", self.number, reader)
+        self._unsure.add(reader)
+        self._damaged()
 
     def forget_reader(self, reader: int) -> None:
         """Drop every request of a reader whose process is gone."""
