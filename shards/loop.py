@@ -74,7 +74,8 @@ class Shard:
     egress(reader)  the lane to that reader, or None when it has none; asked once per reader and again
                     while it says None
     lives(reader)   whether that reader's process runs; asked while it is waited for
-    damaged()       called when a frame was rejected, before it is released: somebody may have lost a row
+    damaged()       called when somebody may have lost a row: a frame was rejected, and is not released yet;
+                    or frames for a reader that can be reached were dropped
     beat()          called every turn and during every wait: "I am alive"
     stopping()      whether to end; asked as often
     restore_limit_s how long to wait for a reader's RESTOREs, at most
@@ -277,10 +278,15 @@ class Shard:
             self._damaged()
 
     def doubt(self, reader: int) -> None:
-        """Have a reader say again what it has here, and a tally what it lost: it was taken for dead."""
-        log.error("shard %d took reader %d for dead, which it is not", self.number, reader)
+        """Have a reader say again what it has here, and a tally what it lost: frames for it were dropped."""
+        log.warning("shard %d has dropped frames for reader %d, which lives", self.number, reader)
         self._unsure.add(reader)
         self._damaged()
+
+    def try_lanes(self) -> None:
+        """Try the lanes to readers that could not be had. Call it now and then."""
+        for reader in self._egress.try_again():
+            self.doubt(reader)
 
     def forget_reader(self, reader: int) -> None:
         """Drop every request of a reader whose process is gone."""

@@ -94,8 +94,13 @@ class _Lanes:
         if reader >= self._opened.config.readers:
             return None
         ring = self._opened.egress(reader)
+        try:
+            writer = ring.writer(self._shard)
+        except BaseException:
+            ring.close()  # it may be tried again and again
+            raise
         self._rings.append(ring)
-        return ring.writer(self._shard)
+        return writer
 
     def close(self) -> None:
         for ring in self._rings:
@@ -127,6 +132,7 @@ class _Life:
             self._checked = now
             self._gone = not self._opened.alive
             self._look_at_readers(loop)
+            loop.try_lanes()
 
     def lives(self, reader: int) -> bool:
         """Whether a reader's process lives, as the board says; when not, what is for it may be dropped."""

@@ -168,6 +168,27 @@ def test_a_reader_that_was_taken_for_dead_is_asked_for_what_it_has(
         assert len(asked) == 1
 
 
+def test_a_lane_that_could_not_be_had_is_tried_until_it_can(instance: Instance, shards: list[int]) -> None:
+    row = instance.board.row(Role.SHARD, 0)
+    egress = Path("/dev/shm") / segment_name(instance.name, "egress0")
+    route = make_route(0, 0, 3, 1)
+    files = Path(f"/proc/{shards[0]}/fd")
+    egress.chmod(0o644)  # a shard takes no segment that others may open
+    with instance.control() as control, instance.step() as step:
+        control.writer(0).write(Tag.REGISTER, encode(Register(route, "", DecodeOptions(), b"", 0)))
+        one, zero = np.ones(1, dtype=np.uint32), np.zeros(1, dtype=np.uint32)
+        column, ids = np.array([route], dtype=np.uint64), np.array([1000], dtype=np.int32)
+        step.writer(0).write(Tag.BATCH, *encode_batch(1, column, zero, one, zero, ids))
+        until("the shard to go on without that reader", lambda: row.get("cut_off") == 1)
+        opened = len(list(files.iterdir()))
+        seen = row.heartbeat_ns
+        until("another try", lambda: row.heartbeat_ns > seen + 3 * 10**8)
+        assert len(list(files.iterdir())) == opened
+        egress.chmod(0o600)
+        until("the reader to be reached", lambda: row.get("cut_off") == 0)
+    assert row.get("bad_frames") == 1, "a reason for a tally"
+
+
 def test_a_further_shard_has_little_memory_of_its_own(shards: list[int]) -> None:
     """The table is shared and no tokenizer is loaded: 25 MB is the promise, a fifth of it the custom."""
     lines = Path(f"/proc/{shards[1]}/smaps_rollup").read_text().splitlines()
