@@ -37,7 +37,7 @@ from ..ring.frames import (
     encode,
     tally_rows,
 )
-from ..ring.route import format_route, reader_of, shard_of
+from ..ring.route import format_route, reader_of, shard_of, slot_of
 from ..ring.writer import LaneWriter
 from .decoder import Decoder
 from .egress import WAIT_S, Egress, ShardStatistics
@@ -102,7 +102,9 @@ class Shard:
         self._steps = steps
         self._reader = 0
         self._mute: set[int] = set()  # readers whose control lane is
-        self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
+        self._routes: defaultdict[int, dict[int, int]] = defaultdict(
+            dict
+        )  # reader → slot → who is registered
         self._unsure: set[int] = set()  # readers that are to be asked for all they have
         self._asked: dict[int, _Asked] = {}  # those that were, and have yet to say RESTORED
         self._damaged = damaged
@@ -165,7 +167,7 @@ class Shard:
 
     def _ask(self, reader: int) -> None:
         epoch = time.monotonic_ns()  # never asked with before, by no process
-        self._asked[reader] = _Asked(epoch, set(self._routes[reader]))
+        self._asked[reader] = _Asked(epoch, set(self._routes[reader].values()))
         self._egress.write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
 
     def _missing(self) -> list[int]:
@@ -231,19 +233,20 @@ class Shard:
 
     def _registration(self, message: Message) -> None:
         route, routes = message.route, self._routes[reader_of(message.route)]
+        if isinstance(message, Register | Restore) and (before := routes.get(slot_of(route), route)) != route:
+            self._forget(before)  # its FORGET was lost, or never said: the slot is used again
         try:
             match message:
                 case Register():
                     self.decoder.register(message)
-                    routes.add(route)
+                    routes[slot_of(route)] = route
                 case Restore():
                     self.decoder.restore(message)
-                    routes.add(route)
+                    routes[slot_of(route)] = route
                     if (asked := self._asked.get(reader_of(route))) is not None:
                         asked.before.discard(route)
                 case Forget():
-                    routes.discard(route)
-                    self.decoder.forget(route)
+                    self._forget(route)
                 case _:
                     raise _stray(message, "control")
         except BadFrame:
@@ -272,10 +275,15 @@ class Shard:
     def _restored(self, reader: int) -> None:
         asked = self._asked.pop(reader)
         for route in asked.before:  # over for its gateway, whose FORGET was lost
-            self._routes[reader].discard(route)
-            self.decoder.forget(route)
+            self._forget(route)
         if asked.late:
             self._damaged()
+
+    def _forget(self, route: int) -> None:
+        routes = self._routes[reader_of(route)]
+        if routes.get(slot_of(route)) == route:
+            del routes[slot_of(route)]
+        self.decoder.forget(route)
 
     def doubt(self, reader: int) -> None:
         """Have a reader say again what it has here, and a tally what it lost: frames for it were dropped."""
@@ -290,7 +298,7 @@ class Shard:
 
     def forget_reader(self, reader: int) -> None:
         """Drop every request of a reader whose process is gone."""
-        for route in self._routes.pop(reader, ()):
+        for route in self._routes.pop(reader, {}).values():
             self.decoder.forget(route)
 
     def _step_frames(self, frames: list[Frame]) -> None:
