@@ -115,7 +115,7 @@ class Decoder:
             self.forget(message.route)
             raise
         if (watch := self._watches.get(message.route)) is not None:
-            watch.seen(sent.decode())
+            watch.seen(sent.decode(), count)
 
     def forget(self, route: int) -> bool:
         """Drop a request; False when it was not known."""
@@ -207,12 +207,13 @@ class Decoder:
             | (kernel.DETECT if options.detect_stops else 0)
         )
         encoded = [stop.encode("utf-8", "surrogatepass") for stop in stops]
+        least = min(max(options.min_new_tokens, 0), NO_LIMIT)
         watch = None
         try:
             self.budget.take(route, self._weight(encoded, options))
             if options.detect_stops and options.stop_regex:
-                watch = PatternWatch(options.stop_regex, self._compiled, options.no_stop_trim)
-            self._kernel.register(route, flags, encoded, prompt, prompt_tokens)
+                watch = PatternWatch(options.stop_regex, self._compiled, options.no_stop_trim, least)
+            self._kernel.register(route, flags, encoded, prompt, prompt_tokens, least)
         except BaseException:
             self.budget.give_back(route)
             if watch is not None:

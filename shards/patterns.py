@@ -75,9 +75,22 @@ class PatternWatch:
     within a match's length of the token's own text; what is before that is seen, but was searched before.
     """
 
-    __slots__ = ("_compiled", "_held", "_patterns", "_reach", "_shelf", "_tail", "keeps_stops")
+    __slots__ = (
+        "_came",
+        "_compiled",
+        "_held",
+        "_least",
+        "_passed",
+        "_patterns",
+        "_reach",
+        "_shelf",
+        "_tail",
+        "keeps_stops",
+    )
 
-    def __init__(self, patterns: list[str], compiled: Compiled, keeps_stops: bool = False) -> None:
+    def __init__(
+        self, patterns: list[str], compiled: Compiled, keeps_stops: bool = False, least: int = 0
+    ) -> None:
         self.keeps_stops = keeps_stops
         """Whether a stop string that ends this request stays in its text."""
         self._patterns: list[str] = []
@@ -98,15 +111,21 @@ class PatternWatch:
         self._reach = longest + BEHIND
         self._tail = ""
         self._held = 0  # characters at the tail's end that come again with the next text
+        self._least = least
+        self._came = 0  # tokens
+        self._passed = -1  # where in the tail the text ends in which a match does not end the request
 
     def close(self) -> None:
         """Let the patterns go: this watch searches no more."""
         while self._patterns:
             self._shelf.give_back(self._patterns.pop())
 
-    def seen(self, text: str) -> None:
-        """Remember text that was searched before, by another shard."""
-        self._remember(self._tail + text, 0)
+    def seen(self, text: str, tokens: int) -> None:
+        """Remember text that was searched before, by another shard, and how many tokens had made it."""
+        self._came = tokens
+        if self._least:
+            self._passed = len(text)
+        self._remember(text, 0)
 
     def search(self, text: str, ends: list[int], held: int = 0) -> Found | None:
         """Look at a row's text token by token; `ends` are the tokens' ends in it.
@@ -120,6 +139,10 @@ class PatternWatch:
         sent = len(self._tail) - self._held
         whole, last = self._tail[:sent] + text, len(self._tail)
         for token, end in enumerate(ends):
+            self._came += 1
+            if self._came < self._least:
+                self._passed = last = max(last, sent + end)
+                continue
             found = self._search(whole, last, sent + end)
             if found is not None:
                 return Found(token, max(0, found[0] - sent), found[1])
@@ -134,13 +157,15 @@ class PatternWatch:
         seen = whole[seen_from:upto]
         for pattern, compiled in zip(self._patterns, self._compiled, strict=True):
             # Not seen[begin:]: `^`, `\b` and look-behinds are to see what is before.
-            if (match := compiled.search(seen, begin - seen_from)) is not None:
-                return seen_from + match.end(), pattern
+            for match in compiled.finditer(seen, begin - seen_from):
+                if (end := seen_from + match.end()) > self._passed:
+                    return end, pattern
         return None
 
     def _remember(self, whole: str, held: int) -> None:
         most = self._reach + BEFORE + held
         self._tail, self._held = whole[-most:], held
+        self._passed -= len(whole) - len(self._tail)
 
 
 class WatchedRow(NamedTuple):
