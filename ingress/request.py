@@ -137,6 +137,7 @@ class Ready:
             stop_regex=list(params.stop_regex_strs or ()),
             detect_stops=detect_stops,
             return_text_in_logprobs=self.logprobs.return_text_in_logprobs,
+            min_new_tokens=params.min_new_tokens,
         )
 
 

@@ -1,17 +1,22 @@
 """The board: what an instance is, and how each of its processes is doing.
 
-One small segment per instance. The launcher writes the configuration once, before anyone else can see
+One small segment per instance. The launcher writes header and configuration before anyone else can see
 the segment; after that each process writes only its own row, so nothing here needs a lock. Whoever looks
 at an instance (another process of it, `top`, a health check) reads the rows and disturbs nobody.
 
-    0       header: magic, version, rows, config length │ launcher's owner word │ phase │ what pids count in
+    0       header: magic, version, rows, configuration's length and CRC-32 │ launcher's owner word │ phase
+            │ what pids count in
     4096    configuration, JSON
     65536   rows, 256 bytes each: launcher, ranks, shards, readers
 
-    row     u64 owner │ u64 heartbeat (CLOCK_MONOTONIC ns) │ u64 state │ u64 epoch │ u64 counters[28]
+    row     u64 owner │ heartbeat (CLOCK_MONOTONIC ns) │ state │ epoch │ counters[27] │ owner again
 
 Every u64 is aligned and written with one store, so a reader sees the old or the new value, never a mix.
-Any word may have been scribbled over: what is added to one wraps at 2^64, what is read is only a number.
+
+Any word may be scribbled over, and one rule holds for all: a word has one keeper, who knows by itself what is
+in it and stores it again with each heartbeat (`Board.keep`, `BoardRow.beat`). Until then no single word makes
+a live process look dead or an instance stopped: owners stand twice, phases and states are words of eight
+letters, and what is none of them says nothing. What is added to a word wraps at 2^64.
 The board must not know what a row's counters mean to its owner beyond their names.
 """
 
@@ -20,8 +25,11 @@ from __future__ import annotations
 import mmap
 import struct
 import time
+from array import array
 from enum import IntEnum, StrEnum
+from functools import partial
 from typing import Annotated, Any, Final
+from zlib import crc32
 
 import msgspec
 
@@ -31,21 +39,26 @@ from .owner import Owner, space
 from .segment import Segment, attach, create, unlink
 
 MAGIC: Final = b"OUTFEEDB"
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_EACH: Final = 64
 """Shards, readers and ranks of an instance, each at most; fewer than a route could name."""
 MIN_LANE_BYTES: Final = 1 << 12
 MAX_LANE_BYTES: Final = 1 << 30
 MAX_HEARTBEAT_LIMIT_S: Final = 3600
 
-_HEADER: Final = struct.Struct("<8sIII")
+_HEADER: Final = struct.Struct("<8sIIII")
+_HEADER_BYTES: Final = 56
 _LAUNCHER_WORD: Final = 4  # u64 index of the launcher's owner word in the header
 _PHASE_WORD: Final = 5
 _SPACE_WORD: Final = 6
 _CONFIG_AT: Final = 4096
 _ROWS_AT: Final = 65536
 _ROW_WORDS: Final = 32
+_HEARTBEAT: Final = 1
+_STATE: Final = 2
+_EPOCH: Final = 3
 _COUNTERS_AT: Final = 4
+_OWNER_AGAIN: Final = _ROW_WORDS - 1
 _WORD: Final = (1 << 64) - 1
 
 COUNTERS: Final = (
@@ -78,23 +91,33 @@ class Role(StrEnum):
     READER = "reader"
 
 
+def _letters(name: str) -> int:
+    """Return a word that reads as `name` in memory: no accident makes one of another, or of nothing."""
+    return int.from_bytes(name.encode().ljust(8, b"\0"), "little")
+
+
 class Phase(IntEnum):
     """Where an instance is in its life."""
 
-    STARTING = 1
-    RUNNING = 2
-    DRAINING = 3
-    STOPPING = 4
+    STARTING = _letters("STARTING")
+    RUNNING = _letters("RUNNING")
+    DRAINING = _letters("DRAINING")
+    STOPPING = _letters("STOPPING")
 
 
 class State(IntEnum):
     """Where one process is in its life."""
 
     ABSENT = 0
-    STARTING = 1
-    RUNNING = 2
-    STOPPED = 3
-    FAILED = 4
+    STARTING = _letters("STARTING")
+    RUNNING = _letters("RUNNING")
+    STOPPED = _letters("STOPPED")
+    UNKNOWN = _letters("UNKNOWN")
+    """The word was written over; the next heartbeat sets it right."""
+
+
+_PHASES: Final = {int(phase): phase for phase in Phase}
+_STATES: Final = {int(state): state for state in State}
 
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_EACH)]
@@ -129,36 +152,53 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, k
 class BoardRow:
     """One process's row. Its owner writes it; anyone may read it."""
 
-    __slots__ = ("_base", "_mine", "_words", "index", "role")
+    __slots__ = ("_base", "_kept", "_words", "index", "role")
 
     def __init__(self, words: memoryview, base: int, role: Role, index: int) -> None:
         self._words = words
         self._base = base
-        self._mine = 0  # the owner word, once this process has claimed the row
+        self._kept: array[int] | None = None  # the whole row, once this process has claimed it
         self.role = role
         self.index = index
 
     def claim(self, state: State = State.STARTING) -> None:
         """Make the row this process's own, with a fresh heartbeat and zeroed counters."""
-        self._words[self._base + 1] = time.monotonic_ns()
-        self._words[self._base + 2] = state
-        for at in range(_COUNTERS_AT, _ROW_WORDS):
-            self._words[self._base + at] = 0
-        self._mine = self._words[self._base] = Owner.me().pack()
+        me = Owner.me().pack()
+        kept = array("Q", bytes(8 * _ROW_WORDS))
+        kept[0] = kept[_OWNER_AGAIN] = me
+        kept[_STATE] = state
+        kept[_EPOCH] = self.epoch
+        self._kept = kept
+        self.beat()
 
     def beat(self) -> None:
         """Say that the row's process is alive now.
 
-        Who claimed it says so again, too: were that written over, everybody would take it for dead.
+        Who claimed the row says everything in it again: a word that was written over is right from here on.
         """
-        if self._mine:
-            self._words[self._base] = self._mine
-        self._words[self._base + 1] = time.monotonic_ns()
+        if (kept := self._kept) is None:
+            self._words[self._base + _HEARTBEAT] = time.monotonic_ns()
+            return
+        kept[_HEARTBEAT] = time.monotonic_ns()
+        self._words[self._base : self._base + _ROW_WORDS] = kept
+
+    def _put(self, at: int, value: int) -> None:
+        if self._kept is not None:
+            self._kept[at] = value
+        self._words[self._base + at] = value
+
+    def _get(self, at: int) -> int:
+        return int(self._words[self._base + at] if self._kept is None else self._kept[at])
 
     @property
     def owner(self) -> Owner | None:
-        """The process that claimed the row, or None if none ever did."""
-        return Owner.unpack(self._words[self._base])
+        """The process that claimed the row, or None if none ever did.
+
+        Where its two words differ one was written over, or another process is claiming the row: the one that
+        lives is meant.
+        """
+        word, again = self._words[self._base], self._words[self._base + _OWNER_AGAIN]
+        return Owner.unpack(word) if word == again else _living(Owner.unpack(word), Owner.unpack(again))
 
     @property
     def alive(self) -> bool:
@@ -186,35 +226,34 @@ class BoardRow:
     @property
     def heartbeat_ns(self) -> int:
         """When the process last said it was alive, CLOCK_MONOTONIC nanoseconds."""
-        return int(self._words[self._base + 1])
+        return int(self._words[self._base + _HEARTBEAT])
 
     @property
     def state(self) -> State:
-        """Where the process is in its life; a value nobody defined reads as FAILED."""
-        value = self._words[self._base + 2]
-        return State(value) if value <= State.FAILED else State.FAILED
+        """Where the process is in its life."""
+        return _STATES.get(self._words[self._base + _STATE], State.UNKNOWN)
 
     @state.setter
     def state(self, state: State) -> None:
-        self._words[self._base + 2] = state
+        self._put(_STATE, state)
 
     @property
     def epoch(self) -> int:
         """How many times the process in this row has been replaced."""
-        return int(self._words[self._base + 3])
+        return int(self._words[self._base + _EPOCH])
 
     def count_replacement(self) -> None:
         """Note that another process takes the place of the one in this row. The epoch is never 0 again."""
-        self._words[self._base + 3] = (self.epoch + 1) & _WORD or 1
+        self._put(_EPOCH, (self._get(_EPOCH) + 1) & _WORD or 1)
 
     def count(self, name: str, more: int = 1) -> None:
         """Add `more` to the counter `name` (one of COUNTERS)."""
-        at = self._base + _COUNTERS_AT + COUNTERS.index(name)
-        self._words[at] = (self._words[at] + more) & _WORD
+        at = _COUNTERS_AT + COUNTERS.index(name)
+        self._put(at, (self._get(at) + more) & _WORD)
 
     def put(self, name: str, value: int) -> None:
         """Set the counter `name` (one of COUNTERS) to `value`."""
-        self._words[self._base + _COUNTERS_AT + COUNTERS.index(name)] = value & _WORD
+        self._put(_COUNTERS_AT + COUNTERS.index(name), value & _WORD)
 
     def get(self, name: str) -> int:
         """Read the counter `name` (one of COUNTERS)."""
@@ -227,6 +266,9 @@ class Board:
     def __init__(self, segment: Segment, config: InstanceConfig) -> None:
         self._segment = segment
         self._words = memoryview(segment.memory).cast("Q")
+        self._kept: tuple[bytearray, bytes] | None = (
+            None  # header and configuration, if this process made them
+        )
         self.config = config
 
     @classmethod
@@ -249,16 +291,22 @@ class Board:
             )
         rows = _rows(config)
 
-        def fill(memory: mmap.mmap) -> None:
-            memory[: _HEADER.size] = _HEADER.pack(MAGIC, VERSION, rows, len(data))
-            memory[_CONFIG_AT : _CONFIG_AT + len(data)] = data
-            with memoryview(memory) as view, view.cast("Q") as words:
-                words[_PHASE_WORD] = Phase.STARTING
-                words[_LAUNCHER_WORD] = Owner.me().pack()
-                words[_SPACE_WORD] = space()
-
+        header = bytearray(_HEADER_BYTES)
+        _HEADER.pack_into(header, 0, MAGIC, VERSION, rows, len(data), crc32(data))
+        with memoryview(header) as view, view.cast("Q") as words:
+            words[_PHASE_WORD] = Phase.STARTING
+            words[_LAUNCHER_WORD] = Owner.me().pack()
+            words[_SPACE_WORD] = space()
         name = segment_name(config.instance, "board")
-        return cls(create(name, _ROWS_AT + rows * _ROW_WORDS * 8, fill), config)
+        fill = partial(_store, header=header, data=data)
+        board = cls(create(name, _ROWS_AT + rows * _ROW_WORDS * 8, fill), config)
+        board._kept = header, data
+        return board
+
+    def keep(self) -> None:
+        """Store header and configuration again, as whoever made the board knows them: its heartbeat."""
+        if self._kept is not None:
+            _store(self._segment.memory, *self._kept)
 
     @classmethod
     def attach(cls, instance: str) -> Board:
@@ -280,17 +328,22 @@ class Board:
 
     @property
     def launcher(self) -> Owner | None:
-        """The process that started the instance; None if its word was wiped."""
-        return Owner.unpack(self._words[_LAUNCHER_WORD])
+        """The process that started the instance, as header or row says; None if both were wiped."""
+        named, row = Owner.unpack(self._words[_LAUNCHER_WORD]), self.row(Role.LAUNCHER).owner
+        return named if named == row else _living(named, row)
 
     @property
     def phase(self) -> Phase:
-        """Where the instance is in its life; a value nobody defined reads as STOPPING."""
-        value = self._words[_PHASE_WORD]
-        return Phase(value) if Phase.STARTING <= value <= Phase.STOPPING else Phase.STOPPING
+        """Where the instance is in its life. What is no phase was written over, by no launcher that stops."""
+        word = self._words[_PHASE_WORD]
+        if self._kept is not None:
+            word = int.from_bytes(self._kept[0][8 * _PHASE_WORD : 8 * _PHASE_WORD + 8], "little")
+        return _PHASES.get(word, Phase.RUNNING)
 
     @phase.setter
     def phase(self, phase: Phase) -> None:
+        if self._kept is not None:
+            self._kept[0][8 * _PHASE_WORD : 8 * _PHASE_WORD + 8] = phase.to_bytes(8, "little")
         self._words[_PHASE_WORD] = phase
 
     def row(self, role: Role, index: int = 0) -> BoardRow:
@@ -333,6 +386,17 @@ class Board:
         unlink(self._segment.name)
 
 
+def _living(*owners: Owner | None) -> Owner | None:
+    """Return the first of them that lives, or else the first that is one."""
+    named = [owner for owner in owners if owner is not None]
+    return next((owner for owner in named if owner.alive()), named[0] if named else None)
+
+
+def _store(memory: mmap.mmap, header: bytearray, data: bytes) -> None:
+    memory[: len(header)] = header
+    memory[_CONFIG_AT : _CONFIG_AT + len(data)] = data
+
+
 def _rows(config: InstanceConfig) -> int:
     return 1 + config.ranks + config.shards + config.readers
 
@@ -340,7 +404,7 @@ def _rows(config: InstanceConfig) -> int:
 def _read_config(segment: Segment, name: str) -> InstanceConfig:
     if segment.size < _ROWS_AT:
         raise NotARing(f"{name} holds {segment.size} bytes, a board at least {_ROWS_AT}: not a board")
-    magic, version, rows, length = _HEADER.unpack_from(segment.memory)
+    magic, version, rows, length, check = _HEADER.unpack_from(segment.memory)
     if magic != MAGIC:
         raise NotARing(f"{name} starts with {magic!r}, a board with {MAGIC!r}: not a board, or one half made")
     if version != VERSION:
@@ -353,10 +417,14 @@ def _read_config(segment: Segment, name: str) -> InstanceConfig:
         raise NotARing(
             f"{name} claims a configuration of {length} bytes, at most {_ROWS_AT - _CONFIG_AT} fit"
         )
-    try:
-        config = msgspec.json.decode(
-            bytes(segment.memory[_CONFIG_AT : _CONFIG_AT + length]), type=InstanceConfig
+    data = bytes(segment.memory[_CONFIG_AT : _CONFIG_AT + length])
+    if crc32(data) != check:
+        raise NotARing(
+            f"{name} holds another configuration than was written: something wrote over it; a launcher sets "
+            "that right with its next heartbeat, try again"
         )
+    try:
+        config = msgspec.json.decode(data, type=InstanceConfig)
     except msgspec.MsgspecError as error:
         raise NotARing(f"{name} holds no readable configuration: {error}") from error
     need = _ROWS_AT + rows * _ROW_WORDS * 8

@@ -150,6 +150,8 @@ class DecodeOptions(msgspec.Struct, array_like=True, frozen=True):
     stop_regex: list[str] = []
     detect_stops: bool = False
     return_text_in_logprobs: bool = False
+    min_new_tokens: int = 0
+    """With `detect_stops`: a stop found before this many tokens have come does not end the request."""
 
 
 class Register(msgspec.Struct, array_like=True, frozen=True):

@@ -90,7 +90,7 @@ def _process_cells(process: ProcessSample, sample: Sample) -> dict[str, str | Te
     cells: dict[str, str | Text] = {
         "process": process.name,
         "pid": str(process.pid or "-"),
-        "state": Text(process.state, style="red" if process.state in ("dead", "failed") else ""),
+        "state": Text(process.state, style="red" if process.state in ("dead", "unknown") else ""),
         "cpu": bar(cpu / 100),
         "%": f"{cpu:.0f}",
         "mem": amount(process.rss_bytes or 0, "B"),

@@ -21,16 +21,21 @@ from ..ring.finish import FinishReason
 from ..ring.frames import DecodeOptions, Register, Restore
 from ..ring.route import reader_of, shard_of
 from . import kernel
+from .budget import Budget
 from .decoded import Decoded, cut_positions
 from .errors import TokenizerFileError
 from .fallback import TextStream, TokenizerText
 from .kernel import Columns, Failure, Finish, Kernel, Ready, Step
-from .patterns import PatternWatch, WatchedRow
+from .patterns import WATCH_BYTES, Compiled, PatternWatch, WatchedRow
 from .table import Meta, TokenTable, load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+# What a byte of a stop string takes: 24 of the automaton, and text that is held back for it.
+STOP_BYTE = 32
+# What a request's text stream takes without a table.
+STREAM_BYTES = 2048
 MAX_I32 = (1 << 31) - 1
 NO_LIMIT = np.iinfo(np.uint32).max
 # Families with a position for each of a row's tokens.
@@ -70,6 +75,8 @@ class Decoder:
         self._tokenizer = tokenizer
         if table.fallback and tokenizer is None:
             self._tokenizer = TokenizerText(_tokenizer_of(table.meta))
+        self.budget = Budget()
+        self._compiled = Compiled(self.budget)
         self._streams: dict[int, TextStream] = {}
         self._watches: dict[int, PatternWatch] = {}
         self._detecting: dict[int, list[str]] = {}
@@ -99,14 +106,23 @@ class Decoder:
         if stream is not None:
             parts = [stream.add(token).encode() for token in np.frombuffer(message.ids, "<i4").tolist()]
             ready = _ready(parts, [b""])
-        sent = self._kernel.restore(message.route, message.ids, message.text_bytes, ready)
+        try:
+            sent = self._kernel.restore(message.route, message.ids, message.text_bytes, ready)
+            # Text that was made and not delivered waits here, however much the gateway says that is.
+            owed = self._kernel.look(message.route)
+            self.budget.take(message.route, 2 * owed.held if owed else 0)
+        except MemoryError:
+            self.forget(message.route)
+            raise
         if (watch := self._watches.get(message.route)) is not None:
-            watch.seen(sent.decode())
+            watch.seen(sent.decode(), count)
 
     def forget(self, route: int) -> bool:
         """Drop a request; False when it was not known."""
         self._streams.pop(route, None)
-        self._watches.pop(route, None)
+        if (watch := self._watches.pop(route, None)) is not None:
+            watch.close()
+        self.budget.give_back(route)
         self._detecting.pop(route, None)
         self._patterns.pop(route, None)
         self._wants_texts.discard(route)
@@ -182,9 +198,8 @@ class Decoder:
         return self._tokenizer.token_text(token) if self._tokenizer else self._kernel.token_text(token)
 
     def _register(self, route: int, options: DecodeOptions, prompt: bytes, prompt_tokens: int) -> None:
-        watch = None
-        if options.detect_stops and options.stop_regex:
-            watch = PatternWatch(options.stop_regex, options.no_stop_trim)
+        if self._kernel.look(route) is not None:
+            return
         stops = [stop for stop in options.stop if stop]
         flags = (
             (kernel.SKIP_SPECIAL if options.skip_special_tokens else 0)
@@ -192,8 +207,18 @@ class Decoder:
             | (kernel.DETECT if options.detect_stops else 0)
         )
         encoded = [stop.encode("utf-8", "surrogatepass") for stop in stops]
-        if not self._kernel.register(route, flags, encoded, prompt, prompt_tokens):
-            return
+        least = min(max(options.min_new_tokens, 0), NO_LIMIT)
+        watch = None
+        try:
+            self.budget.take(route, self._weight(encoded, options))
+            if options.detect_stops and options.stop_regex:
+                watch = PatternWatch(options.stop_regex, self._compiled, options.no_stop_trim, least)
+            self._kernel.register(route, flags, encoded, prompt, prompt_tokens, least)
+        except BaseException:
+            self.budget.give_back(route)
+            if watch is not None:
+                watch.close()
+            raise
         if options.detect_stops and stops:
             self._detecting[route] = stops
         if watch is not None:
@@ -206,6 +231,13 @@ class Decoder:
             ids = np.frombuffer(prompt, "<i4").tolist()
             whole = prompt_tokens <= len(ids)
             self._streams[route] = self._tokenizer.stream(options.skip_special_tokens, ids, whole)
+
+    def _weight(self, stops: list[bytes], options: DecodeOptions) -> int:
+        """Return about how many bytes a registration takes beyond a request's own few."""
+        patterns = sum(len(pattern.encode("utf-8", "surrogatepass")) for pattern in options.stop_regex)
+        weight = STOP_BYTE * (sum(map(len, stops)) + patterns)
+        weight += WATCH_BYTES if options.detect_stops and options.stop_regex else 0
+        return weight + (STREAM_BYTES if self._tokenizer else 0)
 
     def _finishes(self, batch: Batch, shard: int, reader: int) -> list[Finish]:
         """Say how the rows of this shard and reader end that do."""

@@ -62,6 +62,7 @@ class Egress:
         stopping: Callable[[], bool],
     ) -> None:
         self.cut_off: set[int] = set()  # readers whose lane is corrupt, or cannot be had
+        self._corrupt: set[int] = set()  # those whose lane is
         self.statistics = statistics
         self._number = number
         self._open = open_lane
@@ -140,10 +141,33 @@ class Egress:
 
     def _lose_lane(self, reader: int, error: Exception) -> None:
         """Go on without a reader: it finds that on the board, and ends its requests of this shard."""
-        self.statistics.corrupt_lanes += isinstance(error, CorruptLane)
+        if isinstance(error, CorruptLane):
+            self.statistics.corrupt_lanes += 1
+            self._corrupt.add(reader)
+        if reader not in self.cut_off:
+            log.error("shard %d goes on without reader %d: %s", self._number, reader, error)
         self.statistics.cut_off |= 1 << reader
         self.cut_off.add(reader)
-        log.error("shard %d goes on without reader %d: %s", self._number, reader, error)
+
+    def try_again(self) -> list[int]:
+        """Try the lanes that could not be had; return the readers that are reached again.
+
+        Not those that are corrupt: they stay so for the life of the ring.
+        """
+        reached = []
+        for reader in sorted(self.cut_off - self._corrupt):
+            try:
+                lane = self._open(reader)
+            except Exception as error:
+                self._lose_lane(reader, error)
+                continue
+            if lane is not None:
+                self._writers[reader] = lane
+                self.cut_off.discard(reader)
+                self.statistics.cut_off &= ~(1 << reader)
+                log.warning("shard %d reaches reader %d again", self._number, reader)
+                reached.append(reader)
+        return reached
 
     def say(self, error: ErrorFrame) -> None:
         """Write an ERROR, its texts cut to what the lane takes: they may be a client's or a scheduler's."""

@@ -94,9 +94,18 @@ class Kernel:
         self._views: _Views | None = None
 
     def register(
-        self, route: int, flags: int, stops: Iterable[bytes], prompt: Buffer, prompt_tokens: int
+        self,
+        route: int,
+        flags: int,
+        stops: Iterable[bytes],
+        prompt: Buffer,
+        prompt_tokens: int,
+        least: int = 0,
     ) -> bool:
-        """Start a request; False when it runs already. Raises BadRegistration, MemoryError."""
+        """Start a request; False when it runs already. Raises BadRegistration, MemoryError.
+
+        least: with DETECT, how many tokens must have come, at least, for a stop string to end it.
+        """
         kept = [stop for stop in stops if stop]
         lens = ffi.new(_u32, [len(stop) for stop in kept])
         ids = ffi.from_buffer(_i32, prompt)
@@ -107,6 +116,7 @@ class Kernel:
             b"".join(kept),
             lens,
             len(kept),
+            least,
             ids,
             len(ids),
             min(prompt_tokens, 0xFFFFFFFF),

@@ -91,8 +91,6 @@ class Launcher:
         if not self._load_tokenizer():
             return 0
         board = instance.board
-        row = board.row(Role.LAUNCHER)
-        row.claim(State.RUNNING)
         supervisor = Supervisor(board, lambda shard: run_shard(self._config.instance, shard))
         try:
             return self._loop(instance, supervisor)
@@ -106,8 +104,10 @@ class Launcher:
     def _loop(self, instance: Instance, supervisor: Supervisor) -> int:
         board = instance.board
         row = board.row(Role.LAUNCHER)
+        row.claim(State.RUNNING)
         while True:
             supervisor.tend()
+            board.keep()
             row.beat()
             if board.phase == Phase.STARTING and supervisor.running:
                 board.phase = Phase.RUNNING
@@ -175,7 +175,7 @@ class Launcher:
 def _idle(instance: Instance, since_ns: int) -> bool:
     """Whether every gateway has shown, since draining began, that it has no request left."""
     return all(
-        not row.alive or row.state != State.RUNNING or (row.heartbeat_ns > since_ns and row.get("live") == 0)
+        not row.serving or (row.heartbeat_ns > since_ns and row.get("live") == 0)
         for row in instance.board.rows(Role.READER)
     )
 

@@ -37,7 +37,7 @@ from ..ring.frames import (
     encode,
     tally_rows,
 )
-from ..ring.route import format_route, reader_of, shard_of
+from ..ring.route import format_route, reader_of, shard_of, slot_of
 from ..ring.writer import LaneWriter
 from .decoder import Decoder
 from .egress import WAIT_S, Egress, ShardStatistics
@@ -74,7 +74,8 @@ class Shard:
     egress(reader)  the lane to that reader, or None when it has none; asked once per reader and again
                     while it says None
     lives(reader)   whether that reader's process runs; asked while it is waited for
-    damaged()       called when a frame was rejected, before it is released: somebody may have lost a row
+    damaged()       called when somebody may have lost a row: a frame was rejected, and is not released yet;
+                    or frames for a reader that can be reached were dropped
     beat()          called every turn and during every wait: "I am alive"
     stopping()      whether to end; asked as often
     restore_limit_s how long to wait for a reader's RESTOREs, at most
@@ -101,7 +102,9 @@ class Shard:
         self._steps = steps
         self._reader = 0
         self._mute: set[int] = set()  # readers whose control lane is
-        self._routes: defaultdict[int, set[int]] = defaultdict(set)  # reader → its registered routes
+        self._routes: defaultdict[int, dict[int, int]] = defaultdict(
+            dict
+        )  # reader → slot → who is registered
         self._unsure: set[int] = set()  # readers that are to be asked for all they have
         self._asked: dict[int, _Asked] = {}  # those that were, and have yet to say RESTORED
         self._damaged = damaged
@@ -139,9 +142,8 @@ class Shard:
         began = time.monotonic()
         asked_again = False
         while self._unsure or self._missing():
-            for reader in self._unsure:
-                self._ask(reader)
-            self._unsure.clear()
+            while self._unsure:  # more may come while one is asked
+                self._ask(self._unsure.pop())
             waited = time.monotonic() - began
             if waited > self._restore_limit_s:
                 late = self._missing()
@@ -165,7 +167,7 @@ class Shard:
 
     def _ask(self, reader: int) -> None:
         epoch = time.monotonic_ns()  # never asked with before, by no process
-        self._asked[reader] = _Asked(epoch, set(self._routes[reader]))
+        self._asked[reader] = _Asked(epoch, set(self._routes[reader].values()))
         self._egress.write(reader, Tag.TAKEOVER, encode(Takeover(self.number, epoch)))
 
     def _missing(self) -> list[int]:
@@ -231,19 +233,20 @@ class Shard:
 
     def _registration(self, message: Message) -> None:
         route, routes = message.route, self._routes[reader_of(message.route)]
+        if isinstance(message, Register | Restore) and (before := routes.get(slot_of(route), route)) != route:
+            self._forget(before)  # its FORGET was lost, or never said: the slot is used again
         try:
             match message:
                 case Register():
                     self.decoder.register(message)
-                    routes.add(route)
+                    routes[slot_of(route)] = route
                 case Restore():
                     self.decoder.restore(message)
-                    routes.add(route)
+                    routes[slot_of(route)] = route
                     if (asked := self._asked.get(reader_of(route))) is not None:
                         asked.before.discard(route)
                 case Forget():
-                    routes.discard(route)
-                    self.decoder.forget(route)
+                    self._forget(route)
                 case _:
                     raise _stray(message, "control")
         except BadFrame:
@@ -272,14 +275,30 @@ class Shard:
     def _restored(self, reader: int) -> None:
         asked = self._asked.pop(reader)
         for route in asked.before:  # over for its gateway, whose FORGET was lost
-            self._routes[reader].discard(route)
-            self.decoder.forget(route)
+            self._forget(route)
         if asked.late:
             self._damaged()
 
+    def _forget(self, route: int) -> None:
+        routes = self._routes[reader_of(route)]
+        if routes.get(slot_of(route)) == route:
+            del routes[slot_of(route)]
+        self.decoder.forget(route)
+
+    def doubt(self, reader: int) -> None:
+        """Have a reader say again what it has here, and a tally what it lost: frames for it were dropped."""
+        log.warning("shard %d has dropped frames for reader %d, which lives", self.number, reader)
+        self._unsure.add(reader)
+        self._damaged()
+
+    def try_lanes(self) -> None:
+        """Try the lanes to readers that could not be had. Call it now and then."""
+        for reader in self._egress.try_again():
+            self.doubt(reader)
+
     def forget_reader(self, reader: int) -> None:
         """Drop every request of a reader whose process is gone."""
-        for route in self._routes.pop(reader, ()):
+        for route in self._routes.pop(reader, {}).values():
             self.decoder.forget(route)
 
     def _step_frames(self, frames: list[Frame]) -> None:

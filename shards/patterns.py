@@ -6,6 +6,7 @@ bounds the cost. Knows text; must not know ids or rows.
 """
 
 import re
+from collections import Counter
 from itertools import accumulate, pairwise
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -16,6 +17,7 @@ try:
 except ImportError:  # pragma: no cover - the extra is installed wherever the tests run
     re2 = None
 
+from .budget import Budget
 from .errors import BadRegistration
 
 # Characters of a match at most; a longer one may not be found.
@@ -25,6 +27,9 @@ BEFORE = 256
 BEHIND = 256
 # re2 refuses more.
 MAX_REPEAT = 1000
+# What a compiled pattern may take, the states that re2 keeps included; and a request that has some besides.
+PATTERN_BYTES = 1 << 20
+WATCH_BYTES = 8 * (LONGEST + BEHIND + BEFORE)
 
 
 class Found(NamedTuple):
@@ -35,6 +40,34 @@ class Found(NamedTuple):
     pattern: str
 
 
+class Compiled:
+    """The stop patterns in use, each compiled once however many requests have it, and paid from a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._users: Counter[str] = Counter()
+        self._compiled: dict[str, Any] = {}
+
+    def take(self, pattern: str) -> Any:
+        """Return a pattern compiled, for one more user. Raises what `re` raises, and MemoryError."""
+        if pattern not in self._compiled:
+            self._budget.take(pattern, PATTERN_BYTES)
+            try:
+                self._compiled[pattern] = _compile(pattern)
+            except BaseException:
+                self._budget.give_back(pattern)
+                raise
+        self._users[pattern] += 1
+        return self._compiled[pattern]
+
+    def give_back(self, pattern: str) -> None:
+        """Let one user go; without any the pattern goes, too."""
+        self._users[pattern] -= 1
+        if not self._users[pattern]:
+            del self._users[pattern], self._compiled[pattern]
+            self._budget.give_back(pattern)
+
+
 class PatternWatch:
     """One request's stop patterns, and the end of its text.
 
@@ -42,27 +75,57 @@ class PatternWatch:
     within a match's length of the token's own text; what is before that is seen, but was searched before.
     """
 
-    __slots__ = ("_compiled", "_held", "_patterns", "_reach", "_tail", "keeps_stops")
+    __slots__ = (
+        "_came",
+        "_compiled",
+        "_held",
+        "_least",
+        "_passed",
+        "_patterns",
+        "_reach",
+        "_shelf",
+        "_tail",
+        "keeps_stops",
+    )
 
-    def __init__(self, patterns: list[str], keeps_stops: bool = False) -> None:
+    def __init__(
+        self, patterns: list[str], compiled: Compiled, keeps_stops: bool = False, least: int = 0
+    ) -> None:
         self.keeps_stops = keeps_stops
         """Whether a stop string that ends this request stays in its text."""
-        self._patterns = patterns
-        self._compiled = []
+        self._patterns: list[str] = []
+        self._compiled: list[Any] = []
+        self._shelf = compiled
         longest = 0
-        for pattern in patterns:
-            try:
+        try:
+            for pattern in patterns:
                 longest = max(longest, min(int(parser.parse(pattern).getwidth()[1]), LONGEST))
-                self._compiled.append(_compile(pattern))
-            except (re.error, RecursionError, OverflowError) as error:
-                raise BadRegistration(f"stop_regex {pattern!r} cannot be compiled: {error}") from error
+                self._compiled.append(compiled.take(pattern))
+                self._patterns.append(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            self.close()
+            raise BadRegistration(f"stop_regex {pattern!r} cannot be compiled: {error}") from error
+        except MemoryError:
+            self.close()
+            raise
         self._reach = longest + BEHIND
         self._tail = ""
         self._held = 0  # characters at the tail's end that come again with the next text
+        self._least = least
+        self._came = 0  # tokens
+        self._passed = -1  # where in the tail the text ends in which a match does not end the request
 
-    def seen(self, text: str) -> None:
-        """Remember text that was searched before, by another shard."""
-        self._remember(self._tail + text, 0)
+    def close(self) -> None:
+        """Let the patterns go: this watch searches no more."""
+        while self._patterns:
+            self._shelf.give_back(self._patterns.pop())
+
+    def seen(self, text: str, tokens: int) -> None:
+        """Remember text that was searched before, by another shard, and how many tokens had made it."""
+        self._came = tokens
+        if self._least:
+            self._passed = len(text)
+        self._remember(text, 0)
 
     def search(self, text: str, ends: list[int], held: int = 0) -> Found | None:
         """Look at a row's text token by token; `ends` are the tokens' ends in it.
@@ -76,6 +139,10 @@ class PatternWatch:
         sent = len(self._tail) - self._held
         whole, last = self._tail[:sent] + text, len(self._tail)
         for token, end in enumerate(ends):
+            self._came += 1
+            if self._came < self._least:
+                self._passed = last = max(last, sent + end)
+                continue
             found = self._search(whole, last, sent + end)
             if found is not None:
                 return Found(token, max(0, found[0] - sent), found[1])
@@ -90,13 +157,15 @@ class PatternWatch:
         seen = whole[seen_from:upto]
         for pattern, compiled in zip(self._patterns, self._compiled, strict=True):
             # Not seen[begin:]: `^`, `\b` and look-behinds are to see what is before.
-            if (match := compiled.search(seen, begin - seen_from)) is not None:
-                return seen_from + match.end(), pattern
+            for match in compiled.finditer(seen, begin - seen_from):
+                if (end := seen_from + match.end()) > self._passed:
+                    return end, pattern
         return None
 
     def _remember(self, whole: str, held: int) -> None:
         most = self._reach + BEFORE + held
         self._tail, self._held = whole[-most:], held
+        self._passed -= len(whole) - len(self._tail)
 
 
 class WatchedRow(NamedTuple):
@@ -144,6 +213,7 @@ def _compile(pattern: str) -> Any:
         return compiled
     options = re2.Options()
     options.log_errors = False
+    options.max_mem = PATTERN_BYTES
     try:
         return re2.compile(_for_re2(parser.parse(pattern)), options)
     except (_NotInRe2, re2.error):

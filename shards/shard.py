@@ -15,6 +15,7 @@ from ..ring.board import BoardRow, Role, State
 from ..ring.doorbell import Doorbell
 from ..ring.instance import Instance
 from ..ring.names import segment_name
+from ..ring.owner import Owner
 from ..ring.ring import Ring
 from ..ring.writer import LaneWriter
 from .decoder import Decoder
@@ -60,7 +61,7 @@ def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
             control.consumer(shard, bell),
             steps.consumer(shard, bell),
             lanes.to,
-            lives=lambda reader: opened.board.row(Role.READER, reader).serving,
+            lives=life.lives,
             damaged=lambda: row.count("bad_frames"),
             beat=lambda: life.beat(loop),
             stopping=life.stopping,
@@ -77,7 +78,7 @@ def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
 
 
 def _live_readers(opened: Instance) -> list[int]:
-    return [row.index for row in opened.board.rows(Role.READER) if row.alive and row.state == State.RUNNING]
+    return [row.index for row in opened.board.rows(Role.READER) if row.serving]
 
 
 class _Lanes:
@@ -93,8 +94,13 @@ class _Lanes:
         if reader >= self._opened.config.readers:
             return None
         ring = self._opened.egress(reader)
+        try:
+            writer = ring.writer(self._shard)
+        except BaseException:
+            ring.close()  # it may be tried again and again
+            raise
         self._rings.append(ring)
-        return ring.writer(self._shard)
+        return writer
 
     def close(self) -> None:
         for ring in self._rings:
@@ -111,6 +117,8 @@ class _Life:
         self._checked = self._reported = 0
         self._gone = False
         self._readers = opened.board.rows(Role.READER)
+        self._owners: dict[int, Owner | None] = {}  # of the readers that live, and when they did
+        self._missed: set[int] = set()  # taken for dead since then: frames for them were dropped
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
         self._told = True
@@ -123,9 +131,28 @@ class _Life:
         if now - self._checked > CHECK_EVERY_NS:
             self._checked = now
             self._gone = not self._opened.alive
-            for row in self._readers:
-                if row.owner is not None and not row.alive:
-                    loop.forget_reader(row.index)
+            self._look_at_readers(loop)
+            loop.try_lanes()
+
+    def lives(self, reader: int) -> bool:
+        """Whether a reader's process lives, as the board says; when not, what is for it may be dropped."""
+        lives = self._readers[reader].serving
+        if not lives:
+            self._missed.add(reader)
+        return lives
+
+    def _look_at_readers(self, loop: Shard) -> None:
+        """Forget what the dead had. One that was taken for dead and is not is asked for all it has."""
+        for row in self._readers:
+            reader, owner = row.index, row.owner
+            if owner is not None and not row.alive:
+                self._missed.add(reader)
+                loop.forget_reader(reader)
+            elif owner is not None and row.serving:
+                if reader in self._missed and owner == self._owners.get(reader):
+                    loop.doubt(reader)
+                self._missed.discard(reader)
+                self._owners[reader] = owner
 
     def stopping(self) -> bool:
         return self._told or self._gone

@@ -98,6 +98,9 @@ class _Child:
     shard: int
     pid: int = 0
     started: float = 0.0
+    beat: int = 0
+    """Its heartbeat when it was looked at last, and when that was new."""
+    heard: float = 0.0
     strikes: int = 0
     start_at: float | None = 0.0
     ever_ran: bool = False
@@ -192,7 +195,7 @@ class Supervisor:
                 "shard %d could not be forked (%s): tried again in %.0f ms", child.shard, error, pause * 1e3
             )
             return
-        child.started = time.monotonic()
+        child.started = child.heard = time.monotonic()
         child.start_at = None
 
     def _watch(self, child: _Child) -> None:
@@ -203,7 +206,11 @@ class Supervisor:
         if pid:
             self._bury(child, os.waitstatus_to_exitcode(status))
             return
-        silent = (time.monotonic_ns() - row.heartbeat_ns) / 1e9
+        # Whether it changes counts, not what it says: it may have been written over.
+        now, beat = time.monotonic(), row.heartbeat_ns
+        if beat != child.beat:
+            child.beat, child.heard = beat, now
+        silent = now - child.heard
         if silent > self._board.config.heartbeat_limit_s:
             log.error(
                 "shard %d (pid %d) has shown no heartbeat for %.1f s (limit %.1f s): killed and replaced",

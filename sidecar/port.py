@@ -51,8 +51,9 @@ log = logging.getLogger(__name__)
 
 BEAT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 200_000_000
-TALLIED: Final = 1024
-"""Requests of one TALLY, at most; there is one a heartbeat at most."""
+TALLIED: Final = 1 << 13
+"""Requests of one TALLY, at most; there is one a heartbeat at most. A gateway's default slots are told within
+a second; one TALLY costs the scheduler, each shard and each reader some milliseconds."""
 Column = Sequence[int] | NDArray[Any] | memoryview
 OptionalColumns = Families | Mapping[Kind, Family | None]
 

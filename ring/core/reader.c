@@ -131,26 +131,31 @@ int reader_read(lane_reader *c, uint32_t limit, const uint64_t *upto, const fram
     return rc;
 }
 
+void reader_tell(lane_reader *c) {
+    uint32_t moved = 0;
+    if (load_state(&c->shared->state) != CURSOR_OPEN) store_state(&c->shared->state, CURSOR_OPEN);
+    for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
+        cursor *k = &c->lanes[lane];
+        word *head = &head_at(&c->ring, c->index, lane)->head;
+        k->moved = peek(head) != k->head;
+        if (!k->moved) continue;
+        store_head(head, k->head);
+        moved++;
+    }
+    if (!moved) return;
+    fence_released();
+    for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
+        lane_block *l = lane_at(&c->ring, lane);
+        if (!c->lanes[lane].moved || !see_flag(&l->room_parked)) continue;
+        if (c->lanes[lane].head >= peek(&l->room_wanted)) wake_writer(l);
+    }
+}
+
 int reader_release(lane_reader *c) {
     int rc = guard_enter(&c->guard);
     if (rc != RING_OK) return rc;
-    uint32_t moved = 0;
-    for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
-        cursor *k = &c->lanes[lane];
-        k->moved = k->head != k->next;
-        if (!k->moved) continue;
-        k->head = k->next;
-        store_head(&head_at(&c->ring, c->index, lane)->head, k->head);
-        moved++;
-    }
-    if (moved) {
-        fence_released();
-        for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
-            lane_block *l = lane_at(&c->ring, lane);
-            if (!c->lanes[lane].moved || !see_flag(&l->room_parked)) continue;
-            if (c->lanes[lane].head >= peek(&l->room_wanted)) wake_writer(l);
-        }
-    }
+    for (uint32_t lane = 0; lane < c->ring.lanes; lane++) c->lanes[lane].head = c->lanes[lane].next;
+    reader_tell(c);
     guard_leave(&c->guard);
     return RING_OK;
 }
@@ -204,21 +209,24 @@ static void attach_afresh(lane_reader *c) {
     fence_released();
 }
 
-static void write_bell_name(consumer_block *c, const char *name) {
-    union {
-        uint64_t words[8];
-        char text[RING_NAME_BYTES];
-    } u;
-    memset(&u, 0, sizeof u);
-    strncpy(u.text, name, sizeof u.text - 1);
-    uint32_t turn = begin_turn(&c->bell_turn) | 1;
-    for (int i = 0; i < 8; i++) poke(&c->bell[i], u.words[i]);
-    store_turn(&c->bell_turn, turn + 1);
+static void write_bell_name(lane_reader *c) {
+    consumer_block *k = c->shared;
+    uint32_t turn = begin_turn(&k->bell_turn) | 1;
+    for (int i = 0; i < 8; i++) poke(&k->bell[i], c->bell.words[i]);
+    c->bell_turn = turn + 1;
+    store_turn(&k->bell_turn, c->bell_turn);
+}
+
+void reader_tell_bell(lane_reader *c) {
+    int same = peek_half(&c->shared->bell_turn) == c->bell_turn;
+    for (int i = 0; same && i < 8; i++) same = peek(&c->shared->bell[i]) == c->bell.words[i];
+    if (!same) write_bell_name(c);
 }
 
 static void adopt(lane_reader *c, uint64_t expected, const char *bell_name) {
     poke_half(&c->shared->parked, 0);
-    write_bell_name(c->shared, bell_name);
+    strncpy(c->bell.text, bell_name, sizeof c->bell.text - 1);
+    write_bell_name(c);
     /* Who was opening it died on the way: its heads are good for nothing, and nothing was read. */
     uint32_t state = load_state(&c->shared->state);
     int afresh = state == CURSOR_DETACHED || state == CURSOR_OPENING;

@@ -26,8 +26,22 @@ struct lane_reader {
     uint32_t index;
     uint32_t turn;
     uint32_t faults; /* lanes in LANE_FAULTY */
+    uint32_t bell_turn;
+    union {
+        uint64_t words[8];
+        char text[RING_NAME_BYTES];
+    } bell; /* the doorbell's name, and its turn in the segment */
     cursor lanes[];
 };
+
+/* What the segment is to say of this cursor, said (again, where something wrote over it): that it is open and how
+ * far it has come. Nothing else would: writers would overrun a cursor that they take for detached, and a lane that
+ * looks full because of its head stays full, for nothing comes to read that would move it. The caller holds the
+ * guard. */
+void reader_tell(lane_reader *c);
+
+/* The same of its doorbell, without which each sleep lasts to its end. */
+void reader_tell_bell(lane_reader *c);
 
 /* Something reader_read would return or tell of. The caller holds the guard. */
 int reader_has_more(lane_reader *c);

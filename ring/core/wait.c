@@ -27,6 +27,8 @@ static int spin(lane_reader *const *readers, uint32_t count, int64_t start, int6
 
 static void park_all(lane_reader *const *readers, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
+        reader_tell(readers[i]);
+        reader_tell_bell(readers[i]);
         bump(&readers[i]->shared->parks, 1);
         set_flag(&readers[i]->shared->parked);
     }

@@ -113,10 +113,11 @@ int ofs_peek(const ofs_shard *shard, uint64_t route, ofs_look *look);
 /* The text that a request has made and not sent; NULL: none. Valid until the next call that takes the shard. */
 const uint8_t *ofs_held(const ofs_shard *shard, uint64_t route, uint32_t *len);
 
-/* Start a request. `stops` are end to end; the prompt's last ids are its context. OFS_TAKEN: it runs. */
+/* Start a request. `stops` are end to end, and one that OFS_DETECT finds complete with one of the first `least` - 1
+ * tokens does not end it; the prompt's last ids are its context. OFS_TAKEN: it runs. */
 int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t *stops,
-                 const uint32_t *stop_lens, uint32_t stop_count, const int32_t *prompt, uint32_t prompt_len,
-                 uint32_t prompt_tokens);
+                 const uint32_t *stop_lens, uint32_t stop_count, uint32_t least, const int32_t *prompt,
+                 uint32_t prompt_len, uint32_t prompt_tokens);
 
 /* After ofs_register: decode what was delivered before, of which `text_bytes` bytes of text went out.
  * `ready` (one row) is for a shard without a table. The text that went out is in ofs_result() then. */

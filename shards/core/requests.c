@@ -91,8 +91,8 @@ static uint32_t prompt_start(const ofs_shard *shard, const slot *s, const int32_
 }
 
 int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t *stops,
-                 const uint32_t *stop_lens, uint32_t stop_count, const int32_t *prompt, uint32_t prompt_len,
-                 uint32_t prompt_tokens)
+                 const uint32_t *stop_lens, uint32_t stop_count, uint32_t least, const int32_t *prompt,
+                 uint32_t prompt_len, uint32_t prompt_tokens)
 {
     uint64_t total = 0;
     if (!route) return OFS_BAD_ROW;
@@ -108,6 +108,7 @@ int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t
             slots_drop(&shard->slots, route);
             return OFS_NO_MEMORY;
         }
+        extra->least = least;
     }
     if (!shard->has_table) return OFS_OK;
     uint32_t start = 0;

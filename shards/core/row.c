@@ -61,7 +61,13 @@ uint32_t row_matched_tokens(const slot *s, const ofs_finish *finish, const ofs_f
     return memcmp(ids + 4 * (size_t)(count - n), matched, 4 * (size_t)n) ? 0 : n;
 }
 
-/* Text of the row's tokens, one by one; true as soon as a stop string is complete. */
+/* Whether a stop string may end the request with this many tokens of the row. */
+static bool may_end(const slot *s, uint32_t tokens)
+{
+    return (uint64_t)s->expected + tokens >= s->extra->least;
+}
+
+/* Text of the row's tokens, one by one; true as soon as a stop string is complete, and the request may end. */
 static bool row_tokens(struct ofs_shard *shard, slot *s, row_work *row, ready_view *ready, uint32_t *ends,
                        search *look, bool *ok)
 {
@@ -76,14 +82,14 @@ static bool row_tokens(struct ofs_shard *shard, slot *s, row_work *row, ready_vi
             *ok = text_token(shard, s, id);
         }
         if (ends) ends[k] = (uint32_t)(shard->text.len - look->start);
-        if (detect && scan(shard, s, look, true, &row->stop)) {
+        if (detect && scan(shard, s, look, may_end(s, k + 1), &row->stop)) {
             row->keep = row->count = k + 1;
             return true;
         }
     }
     if (!*ok || !row->finish) return false;
     *ok = ready->lens ? text_ready(shard, s, row->tail, row->tail_len) : text_flush(shard, s);
-    return detect && scan(shard, s, look, true, &row->stop);
+    return detect && scan(shard, s, look, may_end(s, row->keep), &row->stop);
 }
 
 bool row_simply(struct ofs_shard *shard, slot *s, const uint8_t *ids, uint32_t count)

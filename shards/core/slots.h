@@ -37,6 +37,7 @@ enum {
 typedef struct {
     stop_set *stops;
     uint32_t node;     /* the automaton's state after all text so far */
+    uint32_t least;    /* tokens before which a stop string that is found is text */
     uint8_t *held;     /* text not sent: could become a stop, or is owed after a restore */
     uint32_t held_len, held_cap;
     uint64_t skip;     /* bytes of text that the client has already */

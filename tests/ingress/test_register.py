@@ -129,7 +129,9 @@ def test_what_a_batch_shares_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
 
 def test_register_comes_before_generate() -> None:
     rig = Rig()
-    ticket = rig.ingress.open(prompt(stop=["END"], stop_token_ids=[7], no_stop_trim=True, top_p=0.5))
+    ticket = rig.ingress.open(
+        prompt(stop=["END"], stop_token_ids=[7], no_stop_trim=True, top_p=0.5, min_new_tokens=3)
+    )
     assert rig.log == []
     rig.ingress.submit(ticket)
     assert rig.tags() == [("control", Tag.REGISTER), ("request", Tag.GENERATE)]
@@ -143,6 +145,7 @@ def test_register_comes_before_generate() -> None:
         [7],
         True,
     )
+    assert register.options.min_new_tokens == 3
     assert (register.prompt_tokens, len(register.prompt_tail), len(generate.input_ids)) == (80, 256, 320)
     assert generate.sampling_params["top_p"] == 0.5
     assert generate.sampling_params["stop_strs"] == ["END"]

@@ -183,6 +183,36 @@ def test_an_answer_that_was_damaged_on_its_way_out_ends_its_request_alone(rig: R
     goes_on(rig, other)
 
 
+@pytest.mark.parametrize(
+    ("in_header", "in_rows", "value"), [(0, 1, 0), (4, 0, 0), (4, 31, (1 << 64) - 1), (5, 2, 3)]
+)
+def test_a_word_of_the_board_that_is_written_over_costs_nobody_anything(
+    rig: Rig, in_header: int, in_rows: int, value: int
+) -> None:
+    """One of the header and one of every process's row, the launcher's too."""
+    streams = rig.submit(2)
+    rig.push(streams, rig.encode("a"))
+    board = rig.front.board
+    shard = board.row(Role.SHARD).owner
+    words = [in_header, *(row._base + in_rows for role in Role for row in board.rows(role))]
+    before = [board._words[at] for at in words]
+    for at in words:
+        board._words[at] = value
+
+    def is_right_again() -> bool:
+        now = [board._words[at] for at in words]
+        return (
+            all(one > was for one, was in zip(now[1:], before[1:], strict=True))
+            if in_rows == 1
+            else now == before
+        )
+
+    keep_receiving(rig, "heartbeats to set the words right", is_right_again)
+    assert board.row(Role.SHARD).owner == shard
+    assert rig.aborted == []
+    goes_on(rig, *streams)
+
+
 def test_a_shard_that_cannot_have_its_lane_is_known_to_its_gateway(rig: Rig) -> None:
     """A shard that holds its lane is not believed: the board may be what is damaged."""
     (stream,) = rig.submit()

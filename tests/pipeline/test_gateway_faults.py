@@ -72,15 +72,14 @@ def test_a_forked_child_cannot_end_its_parents_gateway(rig: Rig) -> None:
 
 
 def test_a_gateway_that_is_taken_for_dead_ends_its_streams_and_serves_again(rig: Rig) -> None:
-    """Its owner word on the board was written over: the scheduler aborts all that it has."""
+    """Both of its owner words on the board were written over: the scheduler aborts all that it has."""
     (stream,) = asyncio.run(rig.front.submit(BODY))
     row = rig.front.instance.board.row(Role.READER)
-    row._words[row._base] = (1 << 64) - 1
     aborted: list[Abort] = []
 
     def is_aborted() -> bool:
-        if not aborted and row.alive:
-            row._words[row._base] = (1 << 64) - 1  # a heartbeat came first
+        if not aborted and row.alive:  # at first, or a heartbeat came first
+            row._words[row._base] = row._words[row._base + 31] = (1 << 64) - 1
         aborted.extend(message for message in rig.port.recv() if isinstance(message, Abort))
         return bool(aborted)
 

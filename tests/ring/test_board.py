@@ -4,7 +4,9 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -20,6 +22,7 @@ from outfeed.ring.instance import (
     sweep_dead,
 )
 from outfeed.ring.names import BadInstanceName, check_instance, doorbell_name, segment_name, split_name
+from outfeed.ring.owner import Owner
 
 NUMBERS = itertools.count()
 
@@ -74,17 +77,71 @@ def test_a_row_belongs_to_its_process_and_is_read_by_all(instance: Instance) -> 
     seen.close()
 
 
-def test_a_heartbeat_says_again_whose_the_row_is(instance: Instance) -> None:
-    mine, theirs = instance.board.row(Role.READER, 0), instance.board.row(Role.SHARD, 1)
+def scribbled(word: int) -> list[int]:
+    """What a word may become: wiped, all ones, one bit of it another, a number, a bit of garbage."""
+    return [0, (1 << 64) - 1, word ^ 1, word ^ 1 << 63, 3, 4, 0x9E3779B97F4A7C15]
+
+
+def test_a_word_of_a_row_that_is_written_over_stops_nobody_and_is_set_right(instance: Instance) -> None:
+    seen = Instance.attach(instance.name)
+    mine, theirs = instance.board.row(Role.READER, 1), seen.board.row(Role.READER, 1)
+    mine.count_replacement()
     mine.claim(State.RUNNING)
-    owner = mine.owner
-    mine._words[mine._base] = (1 << 64) - 1
-    assert not mine.alive
-    mine.beat()
-    assert (mine.owner, mine.alive) == (owner, True)
-    # The launcher beats for a shard that it is about to fork: whose row it was is left alone.
-    theirs.beat()
-    assert theirs.owner is None
+    for number, name in enumerate(COUNTERS, 1):
+        mine.put(name, number)
+    owner, before = mine.owner, list(mine._words[mine._base : mine._base + 32])
+    assert before[31] == before[0] != 0
+    for at, value in [(at, value) for at, was in enumerate(before) for value in scribbled(was)]:
+        theirs._words[theirs._base + at] = value
+        assert theirs.serving, f"word {at} is {value:#x}"
+        assert theirs.owner == owner
+        mine.beat()
+        after = list(theirs._words[theirs._base : theirs._base + 32])
+        assert (after[:1], after[2:]) == (before[:1], before[2:]), f"word {at} was {value:#x}"
+        assert before[1] <= after[1] <= time.monotonic_ns()
+    seen.close()
+
+
+def test_whose_a_row_was_stays_known_when_one_of_its_words_is_written_over(instance: Instance) -> None:
+    gone = subprocess.Popen(["sleep", "60"])
+    owner = Owner.of(gone.pid)
+    gone.kill()
+    gone.wait()
+    assert owner is not None
+    row = instance.board.row(Role.SHARD, 0)
+    for at in (0, 31):
+        row._words[row._base] = row._words[row._base + 31] = owner.pack()
+        row._words[row._base + at] = 0
+        assert (row.owner, row.alive, row.trouble()) == (owner, False, "has died")
+
+
+def test_the_launcher_beats_for_a_shard_that_it_is_about_to_fork(instance: Instance) -> None:
+    row = instance.board.row(Role.SHARD, 1)
+    row.beat()
+    assert 0 < row.heartbeat_ns <= time.monotonic_ns()
+    assert row.owner is None, "whose row it was is left alone"
+
+
+def test_a_word_of_header_or_configuration_that_is_written_over_ends_no_instance(instance: Instance) -> None:
+    instance.board.phase = Phase.RUNNING
+    instance.board.row(Role.LAUNCHER).claim(State.RUNNING)
+    seen = Instance.attach(instance.name)
+    length = len(msgspec.json.encode(instance.config))
+    words = [*range(7), *range(512, 512 + length // 8)]
+    before = {at: seen.board._words[at] for at in words}
+    for at, value in [(at, value) for at, was in before.items() for value in scribbled(was)]:
+        seen.board._words[at] = value
+        seen._look_again = 0
+        assert seen.alive, f"word {at} is {value:#x}"
+        assert (seen.board.phase, instance.board.phase) == (Phase.RUNNING, Phase.RUNNING)
+        with suppress(NotARing, WrongVersion, OtherNamespace):  # or the same as ever
+            board = Board.attach(instance.name)
+            assert board.config == instance.config, f"word {at} is {value:#x}"
+            board.close()
+        seen.board.keep()  # it is not its to keep
+        instance.board.keep()
+        assert {at: seen.board._words[at] for at in words} == before
+    seen.close()
 
 
 def test_an_instance_has_just_the_processes_it_was_started_with(instance: Instance) -> None:
@@ -153,6 +210,7 @@ def test_an_instance_that_cannot_fit_leaves_nothing() -> None:
         (48, (4026531836).to_bytes(8, "little"), OtherNamespace),
         (4096, b"\xff\xff\xff", NotARing),
         (4096, b"[1,2,", NotARing),
+        (4110, b"x", NotARing),
     ],
     ids=[
         "magic",
@@ -162,6 +220,7 @@ def test_an_instance_that_cannot_fit_leaves_nothing() -> None:
         "pid namespace",
         "config not UTF-8",
         "config not an object",
+        "config of another instance",
     ],
 )
 def test_a_damaged_board_is_refused(
@@ -175,17 +234,6 @@ def test_a_damaged_board_is_refused(
         Board.attach(instance.name)
 
 
-def test_words_nobody_defined_read_as_failed_and_stopping(instance: Instance) -> None:
-    path = Path("/dev/shm") / segment_name(instance.name, "board")
-    with path.open("r+b") as file:
-        file.seek(40)
-        file.write(b"\xff" * 8)
-        file.seek(65536 + 2 * 256 + 16)
-        file.write(b"\xff" * 8)
-    assert instance.board.phase == Phase.STOPPING
-    assert instance.board.row(Role.SHARD, 0).state == State.FAILED
-
-
 @pytest.mark.parametrize("role", Role)
 def test_words_that_were_scribbled_over_can_still_be_counted_on(instance: Instance, role: Role) -> None:
     """Whoever adds to a word does not go down with it."""
@@ -197,9 +245,14 @@ def test_words_that_were_scribbled_over_can_still_be_counted_on(instance: Instan
         file.write(b"\xff" * (256 - 8))
     for name in COUNTERS:
         row.count(name, 3)
-        assert row.get(name) == 2
+        assert row.get(name) == 3, "it knows by itself how far it had counted"
         row.put(name, 5)
         assert row.get(name) == 5
     row.count_replacement()
     assert row.epoch == 1, "a process that takes a place over must see that it does"
-    assert row.state == State.FAILED
+    assert row.state == State.UNKNOWN
+    after = instance.board.row(role)  # of who takes its place
+    after._words[after._base + 3] = (1 << 64) - 1
+    after.count_replacement()
+    after.count("bad_frames")
+    assert (after.epoch, after.get("bad_frames")) == (1, 6)

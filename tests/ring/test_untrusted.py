@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outfeed.ring import CorruptLane, Doorbell, Ring, RingError, RingFull, segment, wait
+from outfeed.ring import CorruptLane, Doorbell, LaneWriter, Ring, RingError, RingFull, segment, wait
 
 from tests.eventually import until
 
@@ -130,6 +130,73 @@ def test_a_bad_head_is_found_by_the_writer_and_by_its_next_owner(
         writer.write(1, bytes(1000))
     with pytest.raises(CorruptLane):
         ring.consumer(0, bell).read()
+
+
+def full(ring: Ring, writer: LaneWriter) -> int:
+    """Write until the lane is full; return how many frames it took."""
+    for count in range(100):
+        try:
+            writer.write(count, bytes(500))
+        except RingFull:
+            return count
+    raise AssertionError("the lane never fills")
+
+
+@pytest.mark.parametrize("say", ["release", "wait"])
+@pytest.mark.parametrize("state", [1, 2, 77], ids=["detached", "opening", "nothing"])
+def test_a_cursor_says_again_that_it_is_open(
+    make_ring: MakeRing, bell: Doorbell, state: int, say: str
+) -> None:
+    """Taken for detached it would be overrun, and its lanes be corrupt."""
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    with raw(ring) as memory:
+        memory[PAGE + LANE + 136 : PAGE + LANE + 140] = struct.pack("<I", state)
+        if say == "release":
+            consumer.release()
+        else:
+            wait([consumer], 0.01)
+        assert memory[PAGE + LANE + 136 : PAGE + LANE + 140] == bytes(4)
+    frames = full(ring, writer)
+    assert [tag for _, tag, _ in consumer.read()] == list(range(frames))
+    consumer.release()
+    writer.write(1, b"")
+
+
+@pytest.mark.parametrize("say", ["release", "wait"])
+def test_a_lane_that_looks_full_for_a_head_that_was_written_over_does_not_stay_so(
+    make_ring: MakeRing, bell: Doorbell, say: str
+) -> None:
+    """Its consumer has nothing to read, and so nothing to release, that would move it."""
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    full(ring, writer)
+    consumer.read()
+    consumer.release()
+    with raw(ring) as memory:
+        memory[heads_of(ring) : heads_of(ring) + 8] = bytes(8)
+    assert full(ring, writer) == 0
+    if say == "release":
+        consumer.release()
+    else:
+        wait([consumer], 0.01)
+    assert full(ring, writer) > 0
+
+
+@pytest.mark.parametrize(("offset", "value"), [(140, b"\x07"), (144, b"?"), (150, b"\xff")])
+def test_a_cursor_that_goes_to_sleep_says_again_which_doorbell_it_has(
+    make_ring: MakeRing, bell: Doorbell, offset: int, value: bytes
+) -> None:
+    ring = make_ring()
+    consumer = ring.consumer(0, bell)
+    with raw(ring) as memory:
+        memory[PAGE + LANE + offset : PAGE + LANE + offset + 1] = value
+        wait([consumer], 0.01)
+        turn = memory[PAGE + LANE + 140]
+        assert turn % 2 == 0
+        assert memory[PAGE + LANE + 144 : PAGE + LANE + 208] == bell.name.encode().ljust(64, b"\0")
+        wait([consumer], 0.01)
+        assert memory[PAGE + LANE + 140] == turn, "said once"
 
 
 def test_a_quarantine_ends_a_writers_wait_for_room(make_ring: MakeRing, bell: Doorbell) -> None:

@@ -15,7 +15,7 @@ from outfeed.ring.frames import (
     Tally,
     encode,
 )
-from outfeed.ring.route import make_route
+from outfeed.ring.route import make_route, slot_of
 
 from .rig import ROUTE, Rig, flipped
 
@@ -116,7 +116,7 @@ def test_a_registration_that_cannot_be_made_costs_its_request_alone(
     assert isinstance(error, ErrorFrame)
     failed = ROUTE if method == "register" else other
     assert (error.route, error.status, error.running) == (failed, 500, True)
-    assert rig.shard._routes[0] == {other}, "what was not registered is nobody's"
+    assert rig.shard._routes[0] == {slot_of(other): other}, "what was not registered is nobody's"
 
 
 def test_a_step_that_cannot_be_decoded_costs_its_requests_alone(

@@ -16,9 +16,10 @@ import pytest
 from outfeed.ring import Doorbell
 from outfeed.ring.batch import Batch, decode_batch, encode_batch
 from outfeed.ring.board import COUNTERS, InstanceConfig, Phase, Role, State
-from outfeed.ring.frames import DecodeOptions, Register, Tag, encode
+from outfeed.ring.frames import DecodeOptions, Register, Restored, Tag, Takeover, decode, encode
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.ring.names import segment_name
+from outfeed.ring.owner import Owner
 from outfeed.ring.route import make_route
 from outfeed.shards.decoder import DecoderStatistics
 from outfeed.shards.egress import ShardStatistics
@@ -124,6 +125,68 @@ def test_each_count_of_a_shard_is_on_the_board_under_its_own_name(instance: Inst
         "no_reader": 16,
         "cut_off": 17,
     }
+
+
+def test_a_reader_that_was_taken_for_dead_is_asked_for_what_it_has(
+    instance: Instance, shards: list[int]
+) -> None:
+    """Its whole row was written over until its next heartbeat: the shard has forgotten its requests."""
+    mine, shard = instance.board.row(Role.READER, 0), instance.board.row(Role.SHARD, 0)
+    mine.claim(State.RUNNING)
+    nobody = Owner.of(shards[0])
+    assert nobody is not None
+    asked: list[Takeover] = []
+    with (
+        Doorbell.create(instance.bell(Role.READER, 0)) as bell,
+        instance.control() as control,
+        instance.egress(0) as egress,
+    ):
+        reader, lane = egress.consumer(0, bell), control.writer(0)
+
+        def is_asked() -> bool:
+            for number, tag, body in reader.read():
+                message = decode(tag, body)
+                assert isinstance(message, Takeover)
+                asked.extend([message] if number == 0 else ())  # the other shard may have seen it, too
+            reader.release()
+            return bool(asked)
+
+        lane.write(Tag.REGISTER, encode(Register(make_route(0, 0, 3, 1), "", DecodeOptions(), b"", 0)))
+        until("its registration", lambda: shard.get("live") == 1)
+        assert not is_asked()
+        assert shard.get("bad_frames") == 0
+        for at in (0, 31):
+            mine._words[mine._base + at] = Owner(nobody.pid, nobody.start + 1).pack()
+        until("the shard to forget it", lambda: shard.get("live") == 0)
+        mine.beat()
+        until("the shard to ask it", is_asked)
+        until("a reason for a tally", lambda: shard.get("bad_frames") == 1)
+        lane.write(Tag.RESTORED, encode(Restored(0, 0, asked[0].epoch)))
+        seen = shard.heartbeat_ns
+        until("another look", lambda: shard.heartbeat_ns > seen + 3 * 10**8)
+        is_asked()
+        assert len(asked) == 1
+
+
+def test_a_lane_that_could_not_be_had_is_tried_until_it_can(instance: Instance, shards: list[int]) -> None:
+    row = instance.board.row(Role.SHARD, 0)
+    egress = Path("/dev/shm") / segment_name(instance.name, "egress0")
+    route = make_route(0, 0, 3, 1)
+    files = Path(f"/proc/{shards[0]}/fd")
+    egress.chmod(0o644)  # a shard takes no segment that others may open
+    with instance.control() as control, instance.step() as step:
+        control.writer(0).write(Tag.REGISTER, encode(Register(route, "", DecodeOptions(), b"", 0)))
+        one, zero = np.ones(1, dtype=np.uint32), np.zeros(1, dtype=np.uint32)
+        column, ids = np.array([route], dtype=np.uint64), np.array([1000], dtype=np.int32)
+        step.writer(0).write(Tag.BATCH, *encode_batch(1, column, zero, one, zero, ids))
+        until("the shard to go on without that reader", lambda: row.get("cut_off") == 1)
+        opened = len(list(files.iterdir()))
+        seen = row.heartbeat_ns
+        until("another try", lambda: row.heartbeat_ns > seen + 3 * 10**8)
+        assert len(list(files.iterdir())) == opened
+        egress.chmod(0o600)
+        until("the reader to be reached", lambda: row.get("cut_off") == 0)
+    assert row.get("bad_frames") == 1, "a reason for a tally"
 
 
 def test_a_further_shard_has_little_memory_of_its_own(shards: list[int]) -> None:

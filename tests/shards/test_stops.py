@@ -1,6 +1,7 @@
 """Stops: cut at the first occurrence wherever rows were cut; hold back what can become one, and no more."""
 
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -267,6 +268,32 @@ def test_a_pattern_that_never_matches_costs_nothing_but_time(driver: Driver, spe
 
 
 # ---- any stops, any cuts
+
+
+@pytest.mark.parametrize("pattern", [None, "EN?D", "(?<=E)N+D(?= |$)"])
+def test_a_stop_before_the_least_number_of_tokens_is_text(
+    driver: Driver, spell: Spell, pattern: str | None
+) -> None:
+    """Wherever rows are cut, and whoever goes on: only one that is complete with a later token ends it."""
+    text = "an ENEND b END END"
+    ends = [found.end() for found in re.finditer("END", text)]
+    ids = spell(text)
+    for least in range(len(text) + 2):
+        stops = {"stop": ["END"]} if pattern is None else {"stop_regex": [pattern]}
+        options = DecodeOptions(**stops, detect_stops=True, min_new_tokens=least)  # type: ignore[arg-type]
+        at = next((end for end in ends if end >= least), None)
+        kept = text if at is None else text[: at - 3 if pattern is None else at]
+        finish = FinishReason.length(len(ids)) if at is None else FinishReason.stop(pattern or "END")
+        for cuts in ([], [4], [9], list(range(1, len(ids)))):
+            heard = driver.stream(ids, cuts, options=options)
+            assert (heard.text.decode(), heard.finish) == (kept, finish), (least, cuts)
+        for cut in (3, 7, 8, 9, 12, 14):
+            route = driver.start(options)
+            driver.step([(route, ids[:cut])])
+            successor = driver.restore_into(driver.table, route, options)
+            if not driver.heard[route].ended_here:
+                successor.step([(route, ids[cut:])], {route: FinishReason.length(len(ids))})
+            assert (driver.heard[route].text.decode(), driver.heard[route].finish) == (kept, finish)
 
 
 def expected(text: str, stops: list[str]) -> tuple[str, str] | None:

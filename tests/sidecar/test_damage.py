@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 from outfeed.ring import RingFull
-from outfeed.ring.board import Role
+from outfeed.ring.board import InstanceConfig, Role
 from outfeed.ring.frames import TAG_OF, Abort, Control, Live, Standing, Tag, Tally, decode, encode
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
+from outfeed.sidecar.port import BEAT_EVERY_NS, TALLIED
 
 from .conftest import Bench
 from .test_port import OTHERS, A, B, generate
@@ -77,6 +78,11 @@ def test_a_tally_goes_on_until_all_is_told(
     heard = tallies(bench)
     assert [len(tally.rows) for tally in heard] == [3, 3, 3, 1]
     assert [route for tally in heard for route, _, _ in tally.rows] == routes
+
+
+def test_the_default_slots_of_a_gateway_are_told_within_a_second() -> None:
+    slots = InstanceConfig(instance="any", tokenizer="any").slots
+    assert slots <= TALLIED * (10**9 // BEAT_EVERY_NS)
 
 
 def test_a_full_ring_puts_a_tally_off(bench: Bench, port: SchedulerPort) -> None:
