@@ -100,7 +100,7 @@ class SchedulerPort:
             LaneOwned: a live scheduler has that rank already.
             NotOurs: it is another user's.
             OtherNamespace: it runs in another pid or time namespace.
-            WrongVersion: it is of another version of this package.
+            WrongVersion: its shared memory is laid out by another version of this package.
             IndexError: the instance was not started with that many ranks.
         """
         deadline = time.monotonic() + timeout
