@@ -16,8 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing.name not in NEEDS:
             raise
         print(
-            f"gateway: {missing.name} is missing: install outfeed with its extra `gateway` "
-            "(from a checkout: pip install '.[gateway]')",
+            f"outfeed-gateway: {missing.name} is missing: install outfeed with its extra `gateway` "
+            "(from a checkout: pip install '.[gateway]'; of a wheel: pip install 'WHEEL[gateway]')",
             file=sys.stderr,
         )
         return 2

@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,19 +27,23 @@ import uvloop
 from ..ingress.errors import BadRequest
 from ..ingress.request import MAX_TOP_LOGPROBS
 from ..ring import logs
+from ..ring.board import Role
 from ..ring.errors import RingError
-from ..ring.process import die_with_parent, fail, raise_file_limit, say, settle
+from ..ring.instance import Instance
+from ..ring.process import die_with_parent, drain_seconds, fail, raise_file_limit, say, settle
 from .app import App, Options
 from .backend import Backend, FrontBackend
 from .chat import ChatTemplate, NoTemplate
 from .connection import Connections
 from .front import NoTokenizer
 from .limits import Limits
+from .ports import has_stranger
 from .readers import attach_reader
 from .siblings import Siblings
 
 log = logging.getLogger(__name__)
 
+COMMAND: Final = "outfeed-gateway"
 BACKLOG = 4096
 MAX_PORT = 65535
 GONE_EVERY_S = 0.25
@@ -52,7 +57,7 @@ _LIMITS: Final = {
     "--max-connections": ("connections", "open connections"),
     "--idle-seconds": (
         "idle_s",
-        "for which a connection may be idle; more than a balancer in front keeps it",
+        "seconds that a connection may be idle; give more than a balancer in front keeps it",
     ),
 }
 """The limits that are options: each with its field of `Limits`, and what it is of."""
@@ -86,6 +91,25 @@ def listen(host: str, port: int) -> socket.socket:
         raise ServerError(
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"
         ) from None
+
+
+def refuse_strangers(sock: socket.socket, pids: Iterable[int]) -> None:
+    """Listen on a bound socket that only this process and `pids` may share.
+
+    Raises:
+        ServerError: another program listens there; the socket is closed.
+    """
+    taken = has_stranger(sock, pids)  # before: who is there already does not lose a connection to this one
+    if not taken:
+        sock.listen(BACKLOG)
+        taken = has_stranger(sock, pids)  # again: of two that come at once, one at least sees the other
+    if taken:
+        host, port = sock.getsockname()[:2]
+        sock.close()
+        raise ServerError(
+            f"cannot listen on {host} port {port}: another program does, which is no gateway of this "
+            "instance and would take a part of its connections; choose another --host or --port"
+        )
 
 
 class Server:
@@ -151,6 +175,8 @@ class Serving:
     host: str = "127.0.0.1"
     port: int = 8000
     drain_s: float = 30.0
+    sharers: Callable[[], Iterable[int]] | None = None
+    """The pids of the processes that may listen on the same port; None: whoever does."""
 
 
 async def serve(
@@ -174,7 +200,10 @@ async def serve(
                 "--reader number: end it, or take another number"
             ) from None
         app.siblings = siblings
-    server = Server(app, listen(serving.host, serving.port))
+    sock = listen(serving.host, serving.port)
+    if serving.sharers is not None:
+        refuse_strangers(sock, serving.sharers())
+    server = Server(app, sock)
     await server.start()
     draining = asyncio.Event()
     ending = asyncio.Event()
@@ -229,20 +258,25 @@ def above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
 def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that a gateway process and `serve` share."""
     limits = Limits()
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback only)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
+    )
     parser.add_argument(
         "--port", type=port_number, default=8000, metavar="N", help="port; 0 takes a free one (default 8000)"
     )
     parser.add_argument(
         "--api-key",
         default="",
-        help="what clients must send as a Bearer token; also OUTFEED_API_KEY, unseen by ps",
+        metavar="KEY",
+        help="what clients must send as a Bearer token (default: nothing); better in OUTFEED_API_KEY, "
+        "where ps does not show it",
     )
     parser.add_argument(
         "--admin-key",
         default="",
-        help="what POST /control/OP wants as a Bearer token (default: there is no such endpoint); also "
-        "OUTFEED_ADMIN_KEY, unseen by ps",
+        metavar="KEY",
+        help="what POST /control/OP wants as a Bearer token (default: there is no such endpoint); better in "
+        "OUTFEED_ADMIN_KEY",
     )
     parser.add_argument(
         "--incremental", action="store_true", help="/generate streams send deltas, not all the text so far"
@@ -256,18 +290,22 @@ def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
             name,
             type=above_zero(type(default)),
             default=default,
-            metavar="N",
-            help=f"{of} (default {default:,})",
+            metavar="N" if type(default) is int else "S",
+            help=f"{of} (default {default:,g})" if type(default) is float else f"{of} (default {default:,})",
         )
     parser.add_argument(
         "--max-top-logprobs",
         type=count,
         default=MAX_TOP_LOGPROBS,
         metavar="N",
-        help=f"top_logprobs_num of a request: what the scheduler can give (default {MAX_TOP_LOGPROBS})",
+        help=f"most top_logprobs_num of a request: what the scheduler can give (default {MAX_TOP_LOGPROBS})",
     )
     parser.add_argument(
-        "--drain-seconds", type=float, default=30.0, metavar="S", help="how long SIGTERM lets requests finish"
+        "--drain-seconds",
+        type=drain_seconds,
+        default=30.0,
+        metavar="S",
+        help="how long SIGTERM lets requests finish (default 30)",
     )
 
 
@@ -309,10 +347,20 @@ def make_app(backend: Backend, tokenizer: str | Path, args: argparse.Namespace) 
     return App(backend, Options(incremental=args.incremental, api_key=key, admin_key=admin), limits, template)
 
 
+def reader_pids(instance: Instance) -> list[int]:
+    """Return the pids of the instance's gateways that live."""
+    rows = instance.board.rows(Role.READER)
+    return [owner.pid for row in rows if row.alive and (owner := row.owner) is not None]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a gateway process until a signal (0) or the end of its instance (1); 2 when it cannot start."""
-    parser = argparse.ArgumentParser(prog="gateway", description="Serve an Outfeed instance over HTTP.")
-    parser.add_argument("--instance", required=True, help="the running instance to serve")
+    parser = argparse.ArgumentParser(
+        prog=COMMAND,
+        usage="%(prog)s --instance NAME [options]",
+        description="Serve an Outfeed instance over HTTP.",
+    )
+    parser.add_argument("--instance", required=True, metavar="NAME", help="the running instance to serve")
     parser.add_argument(
         "--reader",
         type=int,
@@ -332,7 +380,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             reader = front.routes.reader
             logs.start(f"reader{reader}")
             app = make_app(FrontBackend(front), front.instance.config.tokenizer, args)
-            serving = Serving(args.host, args.port, args.drain_seconds)
+            serving = Serving(
+                args.host, args.port, args.drain_seconds, functools.partial(reader_pids, front.instance)
+            )
             ready = f"outfeed: gateway {reader} of {args.instance!r} serves on "
             siblings = Siblings(
                 args.instance,
@@ -344,13 +394,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             uvloop.run(serve(app, serving, ready, siblings, lambda: front.instance.alive))
             # A new instance of that name is another one: who starts us again gets a gateway of that one.
             if not front.instance.alive:
-                print(f"gateway: instance {args.instance!r} is gone: ended with it", file=sys.stderr)
+                print(f"{COMMAND}: instance {args.instance!r} is gone: ended with it", file=sys.stderr)
                 return EXIT_GONE
     except (ServerError, NoTokenizer, RingError, IndexError, BadRequest) as error:
-        print(f"gateway: {error}", file=sys.stderr)
+        print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        return fail("gateway", error)
+        return fail(COMMAND, error)
     except KeyboardInterrupt:  # before it served
         return 130
     return 0

@@ -199,11 +199,19 @@ def ragged_family(
     listed = list(rows)
     if not listed:
         return None
-    entries = [
-        (_NOTHING, _NOTHING) if position is None else _pair(row, *position)
-        for row, positions in listed
-        for position in positions
-    ]
+    try:
+        entries = [
+            (_NOTHING, _NOTHING) if position is None else _pair(row, *position)
+            for row, positions in listed
+            for position in positions
+        ]
+    except BadColumns:
+        raise
+    except (TypeError, ValueError) as error:  # one of them is not what is taken apart here
+        raise BadColumns(
+            "a row or a position is of another shape: expected rows of (row, positions), each position "
+            "(values, ids) or None"
+        ) from error
     return Family(
         _rows([row for row, _ in listed]),
         np.array([len(positions) for _, positions in listed], U32_TYPE),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from ._core import lib
 from .board import Board, InstanceConfig, Phase, Role
 from .errors import NoRoom, RingError
 from .names import PREFIX, check_instance, doorbell_name, egress_name, is_doorbell, segment_name, split_name
@@ -61,6 +62,7 @@ class Instance:
         with _register():
             _refuse_live(config.instance)
             made: list[Ring] = []
+            free = free_bytes()  # before anything is made: what an operator sees, and can compare
             try:
                 for name, lanes, consumers, capacity in _plan(config):
                     made.append(Ring.create(name, lanes=lanes, consumers=consumers, capacity=capacity))
@@ -70,7 +72,7 @@ class Instance:
                 for ring in made:
                     ring.unlink()
                     ring.close()
-                if isinstance(error, NoRoom) and (needed := _bytes(config)) > (free := free_bytes()):
+                if isinstance(error, NoRoom) and (needed := _bytes(config)) > free:
                     raise NoRoom(f"instance {config.instance!r}", needed, free) from None
                 raise
 
@@ -190,8 +192,8 @@ def _plan(config: InstanceConfig) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _bytes(config: InstanceConfig) -> int:
-    """Return what an instance's lanes take; its token table, of a size not known yet, comes on top."""
-    return sum(lanes * capacity for _, lanes, _, capacity in _plan(config))
+    """Return what an instance's rings take; its token table, of a size not known yet, comes on top."""
+    return sum(int(lib.ring_bytes(lanes, readers, size)) for _, lanes, readers, size in _plan(config))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ Must not know what the process is for.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import errno
@@ -19,6 +20,7 @@ from typing import Final
 _PR_SET_PDEATHSIG: Final = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
+MAX_DRAIN_S: Final = 86_400
 OWN_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD})
 """Signals that a process of an instance hears, each for itself."""
 
@@ -50,6 +52,14 @@ def settle() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OWN_SIGNALS)
+
+
+def drain_seconds(text: str) -> float:
+    """Read how long SIGTERM lets requests finish, for argparse: a nan would be a drain without end."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(text)) <= MAX_DRAIN_S:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} cannot be used: give 0 to {MAX_DRAIN_S} seconds")
 
 
 class Signals:

@@ -60,6 +60,8 @@ outfeed_install() {
         [ -f "$marks/$extra+$listed" ] || missing="$missing $extra"
     done
     [ -f "$marks/$built" ] && [ -z "$missing" ] && return
+    [ -w "$ROOT" ] ||
+        outfeed_fail "$ROOT cannot be written to, and its .venv is not ready for this: run it once where, and as who, it can"
     # Before anything is downloaded: a missing compiler is said at once.
     [ -f "$marks/$built" ] || command -v "${CC:-cc}" >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 ||
         outfeed_fail "needs a C compiler and found none; install one (Debian: apt-get install gcc python3-dev) or set CC"
@@ -96,9 +98,10 @@ outfeed_pip() {
     fi
 }
 
-# One install at a time: two commands started together must not build over each other.
-mkdir -p "$ROOT/.venv"
-if command -v flock >/dev/null 2>&1; then
+# One install at a time: two commands started together must not build over each other. Where nothing can be written
+# nothing is installed, and a .venv that is ready does without.
+[ -w "$ROOT" ] && mkdir -p "$ROOT/.venv"
+if [ -w "$ROOT" ] && command -v flock >/dev/null 2>&1; then
     exec 9>"$ROOT/.venv.lock"
     flock 9
 fi

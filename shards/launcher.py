@@ -33,7 +33,16 @@ from ..ring.board import (
 from ..ring.errors import RingError
 from ..ring.instance import Instance, sweep_dead
 from ..ring.names import segment_name
-from ..ring.process import Signals, die_with_parent, fail, raise_file_limit, refusal, say, settle
+from ..ring.process import (
+    Signals,
+    die_with_parent,
+    drain_seconds,
+    fail,
+    raise_file_limit,
+    refusal,
+    say,
+    settle,
+)
 from .errors import TokenizerFileError
 from .model_options import OptionError, add_model_arguments, model_argv, model_values
 from .supervisor import ShardsFailed, Supervisor, fork_child
@@ -44,6 +53,7 @@ CHECK_EVERY_S: Final = 0.25
 
 RINGS: Final = ("request", "control", "step", "egress")
 
+COMMAND: Final = "outfeed-launch"
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 
@@ -149,7 +159,7 @@ class Launcher:
                     segment_name(self._config.instance, "tokens")
                 )
             except (TokenizerFileError, RingError) as error:
-                print(f"launch: {error}", file=sys.stderr)
+                print(f"{COMMAND}: {error}", file=sys.stderr)
                 sys.exit(EXIT_USAGE)
 
         try:
@@ -166,7 +176,10 @@ class Launcher:
         status = os.waitstatus_to_exitcode(ended[1])
         if status < 0:
             how = signal.strsignal(-status)
-            raise LaunchError(f"not started: the process that compiled the tokenizer was killed ({how})")
+            raise LaunchError(
+                f"not started: the process that compiled the tokenizer was killed ({how}); if a limit on "
+                "memory is in force (ulimit -v, the container's), raise it"
+            )
         if status:
             raise LaunchError("not started: the tokenizer could not be loaded, as said above")
         return True
@@ -285,16 +298,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `launch`: start an instance and serve until a signal."""
     settle()
     parser = argparse.ArgumentParser(
-        prog="launch", description="Start an Outfeed instance: its rings and its shards."
+        prog=COMMAND,
+        usage="%(prog)s --tokenizer PATH [options]",
+        description="Start an Outfeed instance: its rings and its shards.",
     )
-    parser.add_argument("--instance", default="outfeed", help="the instance's name (default: outfeed)")
+    parser.add_argument(
+        "--instance", default="outfeed", metavar="NAME", help="the instance's name (default outfeed)"
+    )
     add_instance_arguments(parser)
     parser.add_argument(
         "--readers", type=int, default=1, metavar="N", help="gateway processes there is room for (default 1)"
     )
     parser.add_argument(
         "--drain-seconds",
-        type=float,
+        type=drain_seconds,
         default=30.0,
         metavar="S",
         help="how long SIGTERM lets requests finish (default 30)",
@@ -311,10 +328,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = make_config(args.instance, args, args.readers)
         return Launcher(config, args.drain_seconds).run()
     except LaunchError as error:
-        print(f"launch: {error}", file=sys.stderr)
+        print(f"{COMMAND}: {error}", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:
-        return fail("launch", error)
+        return fail(COMMAND, error)
 
 
 if __name__ == "__main__":

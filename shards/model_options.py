@@ -40,7 +40,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--served-model-name",
         default=default["served_model_name"],
         metavar="NAME",
-        help="what /v1/models and answers call the model (default outfeed)",
+        help="what /v1/models calls the model, and answers to who names none (default outfeed)",
     )
     group.add_argument(
         "--slots",
@@ -54,12 +54,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=default["characters_per_token"],
         metavar="X",
-        help="how long a token's text is taken to be when a stop_regex is weighed (default 8)",
+        help="characters that a token's text is taken to have when a stop_regex is weighed (default 8)",
     )
     group.add_argument(
         "--sampling-defaults",
         metavar="FILE",
-        help="JSON object of sampling parameters for what a request leaves out",
+        help="JSON object of sampling parameters for what a request leaves out (default: none)",
     )
     group.add_argument(
         "--detect-stops",

@@ -232,7 +232,7 @@ class Supervisor:
 
     def _bury(self, child: _Child, code: int) -> None:
         ran = time.monotonic() - child.started
-        cause = f"killed ({signal.strsignal(-code)})" if code < 0 else f"exited with status {code}"
+        cause = f"was killed ({signal.strsignal(-code)})" if code < 0 else f"exited with status {code}"
         pid, child.pid = child.pid, 0
         if self._stopping:
             return

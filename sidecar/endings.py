@@ -22,8 +22,17 @@ Endings = Sequence[tuple[int, FinishReason]]
 NOBODY: Final[tuple[Endings, bytes]] = ((), encode_endings(()))
 _PLAIN: Final = frozenset((str, int, bool, float, type(None)))
 _by_row: Final = itemgetter(0)
-# The hook: numpy's whole numbers are numbers like others.
-_encode: Final = msgspec.msgpack.Encoder(enc_hook=index).encode
+
+
+def _whole(value: Any) -> int:
+    """Let numpy's whole numbers be numbers like others."""
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{value!r} is a {type(value).__name__}") from None
+
+
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=_whole).encode
 _decode: Final = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..ring import Consumer, CorruptLane, Doorbell, Frame, wait
 from ..ring.board import InstanceConfig, Role, State
-from ..ring.errors import RingError
+from ..ring.errors import LaneOwned, RingError
 from ..ring.families import Families, Family, Kind
 from ..ring.frames import (
     TAG_OF,
@@ -97,7 +97,11 @@ class SchedulerPort:
 
         Raises:
             InstanceGone: there is no such instance, even after `timeout` seconds.
+            BadInstanceName: no instance can have that name.
             LaneOwned: a live scheduler has that rank already.
+            NotOurs: it is another user's.
+            OtherNamespace: it runs in another pid or time namespace.
+            WrongVersion: its shared memory is laid out by another version of this package.
             IndexError: the instance was not started with that many ranks.
         """
         deadline = time.monotonic() + timeout
@@ -111,6 +115,12 @@ class SchedulerPort:
                 time.sleep(0.05)
         try:
             return cls(opened, rank)
+        except LaneOwned as error:
+            opened.close()
+            raise LaneOwned(
+                f"instance {instance!r} has a live scheduler of rank {rank}: end it, or attach as another "
+                f"rank ({error})"
+            ) from error
         except BaseException:
             opened.close()
             raise
@@ -139,6 +149,10 @@ class SchedulerPort:
         again when it comes back. An ABORT for a request that has ended is left out. When a gateway has died,
         or its lane is corrupt, there is an Abort for each of its live requests, once. What was damaged on its
         way is not handed out: an ABORT comes again, a request ends for its client with an error.
+
+        Raises:
+            ValueError: the limit is out of its range.
+            RingClosed: the port is closed, or was made before this process was forked.
         """
         self._maybe_beat()
         if self._consumer is None:
@@ -208,6 +222,8 @@ class SchedulerPort:
             ValueError: lengths do not match, or a number, finish reason or family is none; nothing was handed
                 over.
             CorruptLane: something wrote over this rank's lane; only a new instance brings it back.
+            WriterBusy: another thread is in a push of this port; nothing was handed over.
+            RingClosed: the port is closed, or was made before this process was forked.
         """
         ended, endings = checked(finishes, routes) if finishes else NOBODY
         stamp = 0 if families else self._push(routes, ids, counts, endings, timeout)

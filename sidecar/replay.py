@@ -39,6 +39,7 @@ NO_LIMIT: Final = 1 << 30
 # Ids more than a stop can have: some have no text (special ones that are skipped).
 SLACK: Final = 32
 PUSH_WAIT_S: Final = 0.5
+COMMAND: Final = "outfeed-replay"
 LONGEST_RUN: Final = 256
 """Ids of a prompt that are searched, before its tail, for one where no character is open."""
 
@@ -441,14 +442,38 @@ def load_corpus(tokenizer: Any, text: str) -> NDArray[np.int32]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the replay scheduler as a process of its own, until SIGTERM or the instance is gone."""
     settle()
-    parser = argparse.ArgumentParser(prog="replay", description="Serve an instance by replaying a text.")
-    parser.add_argument("--instance", required=True)
+    parser = argparse.ArgumentParser(
+        prog=COMMAND,
+        usage="%(prog)s --instance NAME --tokenizer PATH --text FILE [options]",
+        description="Serve an instance by replaying a text.",
+    )
+    parser.add_argument("--instance", required=True, metavar="NAME", help="the running instance to serve")
     parser.add_argument("--tokenizer", required=True, metavar="PATH", help="the instance's tokenizer.json")
     parser.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text to replay")
-    parser.add_argument("--batch", type=int, default=256, help="rows per step at most (default 256)")
-    parser.add_argument("--tokens-per-step", type=int, default=1, help="a row carries 1 to this many tokens")
-    parser.add_argument("--steps-per-second", type=float, default=0.0, help="0: as fast as it goes (default)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--batch", type=int, default=256, metavar="N", help="rows per step at most (default 256)"
+    )
+    parser.add_argument(
+        "--tokens-per-step",
+        type=int,
+        default=1,
+        metavar="N",
+        help="a row carries 1 to this many tokens (default 1)",
+    )
+    parser.add_argument(
+        "--steps-per-second",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="decode steps per second at most (default 0: as fast as it goes)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="decides how many tokens each row carries, when more than 1 is allowed (default 0)",
+    )
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     logs.start("replay")
@@ -470,10 +495,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with SchedulerPort.attach(args.instance) as port:
             Replay(port, corpus, tokenizer, options).run(lambda: stopped)
     except (ValueError, RingError) as error:
-        print(f"replay: {error}", file=sys.stderr)
+        print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        return fail("replay", error)
+        return fail(COMMAND, error)
     return 0
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from outfeed.gateway import naming
 from outfeed.gateway.app import MAX_ABORT_BYTES
 from outfeed.gateway.front import SINK_BYTES
 from outfeed.gateway.limits import Limits
@@ -152,6 +153,28 @@ def test_the_http_pages_error_is_the_one_that_comes() -> None:
     with pytest.raises(BadRequest) as refused:
         sampling.SamplingParams.parse({"top_p": 5}, vocab_size=100)
     assert f'{{"error": {{"message": "{refused.value}", "code": 400}}}}' in text("docs/http.md")
+
+
+def test_the_http_page_names_every_sampling_parameter() -> None:
+    said = re.search(r"`sampling_params` takes (.*?)\. Which of them", text("docs/http.md"))
+    assert said is not None
+    assert sorted(re.findall(r"`(\w+)`", said[1])) == sorted(fields.CHECKS)
+
+
+def test_the_http_page_names_the_parameters_that_openai_has_not() -> None:
+    theirs = {
+        "temperature",
+        "top_p",
+        "n",
+        "stop",
+        "frequency_penalty",
+        "presence_penalty",
+        "logit_bias",
+        "seed",
+    }
+    said = re.search(r"The OpenAI endpoints take (.*?); other fields", text("docs/http.md"))
+    assert said is not None
+    assert set(re.findall(r"`(\w+)`", said[1])) == (naming.SAMPLING.keys() - theirs) | {"rid"}
 
 
 def test_the_table_of_messages_has_every_tag() -> None:

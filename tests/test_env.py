@@ -90,3 +90,33 @@ def test_changed_dependencies_are_installed(checkout: Checkout) -> None:
         file.write("\n")
     assert checkout.run("demo") == ["packages", "compile"]
     assert checkout.run("test") == ["packages"]
+
+
+READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec sh "$1/scripts/command"'
+
+
+def read_only(checkout: Checkout) -> subprocess.CompletedProcess[str]:
+    """Run the last command again in a mount namespace where the checkout cannot be written to."""
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", READ_ONLY, "sh", str(checkout.root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    if "unshare:" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"this machine lets nobody mount: {done.stderr}")
+    return done
+
+
+def test_a_checkout_that_is_ready_may_be_read_only(checkout: Checkout) -> None:
+    checkout.run("demo")
+    done = read_only(checkout)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_one_that_is_not_ready_and_read_only_says_so(checkout: Checkout) -> None:
+    checkout.run("demo")
+    with (checkout.root / "pyproject.toml").open("a", encoding="utf-8") as file:
+        file.write("\n")
+    done = read_only(checkout)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"command: {checkout.root} cannot be written to, and its .venv is not ready"
+    )
+    assert done.stderr.count("\n") == 1

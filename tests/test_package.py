@@ -2,9 +2,11 @@
 
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ("outfeed-gateway", "outfeed-launch", "outfeed-replay")
+NEEDS = {"--instance": "--instance NAME", "--tokenizer": "--tokenizer PATH", "--text": "--text FILE"}
 
 
 def project() -> dict[str, Any]:
@@ -38,6 +41,50 @@ def test_an_installed_command_runs(command: str) -> None:
     done = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "--instance" in done.stdout
+    usage, options = done.stdout.split("\n\n", 1)
+    for option in re.split(r"\n  (?=-)", options):
+        name, _, said = " ".join(option.split()).partition(" ")
+        flag = not re.match(r"[A-Z]+ ", said)
+        assert flag or "default" in said or f"{name} " in usage, f"{command} {name} says no default: {said}"
+
+
+@pytest.mark.parametrize(
+    ("command", "needs"),
+    [
+        ("outfeed-gateway", ["--instance=x"]),
+        ("outfeed-launch", ["--tokenizer=x"]),
+        ("outfeed-replay", ["--instance=x", "--tokenizer=x", "--text=x"]),
+    ],
+)
+def test_a_wrong_option_is_a_line_of_usage_and_a_line_that_says_it(
+    command: str, needs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (point,) = importlib.metadata.entry_points(group="console_scripts", name=command)
+    with pytest.raises(SystemExit) as left:
+        point.load()([*needs, "--odd"])
+    usage, said = capsys.readouterr().err.splitlines()
+    assert left.value.code == 2
+    assert usage == f"usage: {command} {' '.join(NEEDS[need.partition('=')[0]] for need in needs)} [options]"
+    assert said == f"{command}: error: unrecognized arguments: --odd"
+
+
+def test_an_sdist_has_what_is_built_and_read_and_no_part_of_the_tests(tmp_path: Path) -> None:
+    checkout, made = tmp_path / "checkout", tmp_path / "made"
+    leave = shutil.ignore_patterns(".*", "build", "*.so", "__pycache__")
+    shutil.copytree(ROOT, checkout, ignore=leave)
+    build = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    command = [sys.executable, "-c", build, str(made)]
+    subprocess.run(command, cwd=checkout, capture_output=True, timeout=120, check=True)
+    with tarfile.open(next(made.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = ["LICENSE", "README.md", "CHANGELOG.md", "setup.py", "py.typed"]
+    for pattern in ("docs/*.md", "*/core/*.[ch]", "*/core/python/*.[ch]", "*/*.pyi"):
+        found = [str(path.relative_to(checkout)) for path in checkout.glob(pattern)]
+        assert found, pattern
+        wanted += found
+    wanted = [name for name in wanted if not name.startswith("tests/")]
+    assert [name for name in wanted if name not in names] == []
+    assert [name for name in names if name.startswith(("tests", "scripts"))] == []
 
 
 def test_a_gateway_without_its_extra_says_what_to_install() -> None:
@@ -47,7 +94,9 @@ def test_a_gateway_without_its_extra_says_what_to_install() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("gateway: uvloop is missing: install outfeed with its extra `gateway`")
+    assert done.stderr.startswith(
+        "outfeed-gateway: uvloop is missing: install outfeed with its extra `gateway`"
+    )
 
 
 def test_the_readme_names_each_installed_command() -> None:

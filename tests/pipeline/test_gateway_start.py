@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from outfeed.gateway.server import listen
 from outfeed.ring.instance import leftovers
 
 from .commands import launched, unique
@@ -15,8 +16,8 @@ from .commands import launched, unique
 NUMBERS = itertools.count()
 
 
-def refused(instance: str) -> str:
-    command = [sys.executable, "-m", "outfeed.gateway", "--instance", instance, "--port", "0"]
+def refused(instance: str, port: int = 0) -> str:
+    command = [sys.executable, "-m", "outfeed.gateway", "--instance", instance, "--port", str(port)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -32,19 +33,25 @@ def test_a_tokenizer_that_it_does_not_see(small_tokenizer: Path, tmp_path: Path)
         said = refused(instance)
         launcher.send_signal(signal.SIGINT)
         launcher.wait(60)
-    assert said.startswith(f"gateway: cannot load the instance's tokenizer {file}: ")
+    assert said.startswith(f"outfeed-gateway: cannot load the instance's tokenizer {file}: ")
     assert said.endswith("the file that the launcher was given, under the same path")
 
 
-def test_a_number_that_another_process_has(small_tokenizer: Path) -> None:
+def test_a_number_or_a_port_that_another_process_has(small_tokenizer: Path) -> None:
+    """On a shared port the kernel would give each a part of the connections, and a client either model."""
     instance = unique("gateway", NUMBERS)
-    with (
-        launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1"),
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as taken,
-    ):
-        taken.bind(f"\0outfeed-{instance}.gateway0".encode())
-        said = refused(instance)
-    assert said.startswith("gateway: cannot open the socket to the other gateways: Address already in use; ")
+    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1"):
+        with listen("127.0.0.1", 0) as other:
+            other.listen()
+            port = other.getsockname()[1]
+            said = refused(instance, port)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as taken:
+            taken.bind(f"\0outfeed-{instance}.gateway0".encode())
+            sibling = refused(instance)
+    assert said.startswith(f"outfeed-gateway: cannot listen on 127.0.0.1 port {port}: another program does, ")
+    assert sibling.startswith(
+        "outfeed-gateway: cannot open the socket to the other gateways: Address already in use; "
+    )
 
 
 def test_it_ends_with_its_instance_and_the_next_one_is_free_to_start(small_tokenizer: Path) -> None:
@@ -60,7 +67,7 @@ def test_it_ends_with_its_instance_and_the_next_one_is_free_to_start(small_token
         launcher.kill()
         _, err = gateway.communicate(timeout=60)
     assert gateway.returncode == 1
-    assert f"gateway: instance '{instance}' is gone: ended with it" in err.splitlines()
+    assert f"outfeed-gateway: instance '{instance}' is gone: ended with it" in err.splitlines()
     with launched(instance, *options) as launcher:
         launcher.send_signal(signal.SIGINT)
         launcher.wait(60)

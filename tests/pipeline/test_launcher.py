@@ -130,35 +130,43 @@ def _cpu_seconds(pids: list[int]) -> float:
         (["--tokenizer", "/nowhere/tokenizer.json"], "no tokenizer at /nowhere"),
         (["--tokenizer", "/" + "long" * 1200], "(File name too long): give a tokenizer.json"),
         (["--tokenizer", "{broken}"], "is not a usable Hugging Face tokenizer.json"),
-        (["--tokenizer", "{good}", "--shards", "0"], "launch: --shards 0: give 1 to 64\n"),
-        (["--tokenizer", "{good}", "--shards", "65"], "launch: --shards 65: give 1 to 64\n"),
-        (["--tokenizer", "{good}", "--readers", "65"], "launch: --readers 65: give 1 to 64\n"),
-        (["--tokenizer", "{good}", "--ranks", "-1"], "launch: --ranks -1: give 1 to 64\n"),
+        (["--tokenizer", "{good}", "--shards", "0"], "outfeed-launch: --shards 0: give 1 to 64\n"),
+        (["--tokenizer", "{good}", "--shards", "65"], "outfeed-launch: --shards 65: give 1 to 64\n"),
+        (["--tokenizer", "{good}", "--readers", "65"], "outfeed-launch: --readers 65: give 1 to 64\n"),
+        (["--tokenizer", "{good}", "--ranks", "-1"], "outfeed-launch: --ranks -1: give 1 to 64\n"),
         (
             ["--tokenizer", "{good}", "--step-bytes", "5000000"],
-            "launch: --step-bytes 5000000: give a power of two from 4096 to 1073741824 (1 GiB), "
+            "outfeed-launch: --step-bytes 5000000: give a power of two from 4096 to 1073741824 (1 GiB), "
             "e.g. 4194304\n",
         ),
         (
             ["--tokenizer", "{good}", "--egress-bytes", "0"],
-            "launch: --egress-bytes 0: give a power of two from 4096 to 1073741824 (1 GiB), e.g. 4096\n",
+            "outfeed-launch: --egress-bytes 0: give a power of two from 4096 to 1073741824 (1 GiB), "
+            "e.g. 4096\n",
         ),
         (
             ["--tokenizer", "{good}", "--control-bytes", "2147483648"],
-            "launch: --control-bytes 2147483648: give a power of two from 4096 to 1073741824 (1 GiB), "
-            "e.g. 1073741824\n",
+            "outfeed-launch: --control-bytes 2147483648: give a power of two from 4096 to 1073741824 "
+            "(1 GiB), e.g. 1073741824\n",
         ),
         (
             ["--tokenizer", "{good}", "--heartbeat-limit", "nan"],
-            "launch: --heartbeat-limit nan: give more than 0 and at most 3600 seconds\n",
+            "outfeed-launch: --heartbeat-limit nan: give more than 0 and at most 3600 seconds\n",
         ),
         (
             ["--tokenizer", "{good}", "--egress-bytes", "1073741824", "--shards", "64", "--readers", "64"],
-            f"launch: instance '{{instance}}' needs {(64 * 64 << 30) + (129 << 18)} bytes (4194337 MiB) of",
+            "outfeed-launch: instance '{instance}' needs 4398",
+        ),
+        *(
+            (
+                ["--tokenizer", "{good}", "--drain-seconds", seconds],
+                f"argument --drain-seconds: {seconds!r} cannot be used: give 0 to 86400 seconds\n",
+            )
+            for seconds in ("nan", "inf", "-1")
         ),
         (
             ["--instance", "No", "--tokenizer", "{good}"],
-            "launch: instance id 'No' is not usable: give 1 to 32 of",
+            "outfeed-launch: instance id 'No' is not usable: give 1 to 32 of",
         ),
         ([], "--tokenizer is required"),
     ],
@@ -175,6 +183,9 @@ def _cpu_seconds(pids: list[int]) -> float:
         "large capacity",
         "no limit",
         "no room",
+        "endless drain",
+        "infinite drain",
+        "negative drain",
         "odd name",
         "no tokenizer",
     ],

@@ -4,12 +4,14 @@ import asyncio
 import itertools
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from outfeed.gateway.front import Front
@@ -104,7 +106,7 @@ def test_the_page_has_a_complete_scheduler_in_under_60_lines(served: str, small_
 
 
 def test_the_other_examples_run(small_tokenizer: Path) -> None:
-    _, families, by_rid = blocks()
+    _, families, by_rid, hand_on = blocks()
     instance = unique("page", NUMBERS)
     with launched(instance, "--tokenizer", str(small_tokenizer)), SchedulerPort.attach(instance) as port:
         routes = [make_route(0, 0, slot, 1) for slot in range(2)]
@@ -126,5 +128,14 @@ def test_the_other_examples_run(small_tokenizer: Path) -> None:
                 gateway.write(TAG_OF[Generate], encode(message))
         exec(by_rid, names | {"rid": "one", "other": "two"})
         assert not port.is_live(make_route(0, 0, 10, 1))
+        here_end, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with here_end, there:
+            request_of_0 = Generate(make_route(0, 0, 12, 1), "three", b"\1\0\0\0", {"top_p": 1.0})
+            give, _, take = hand_on.partition("\n")
+            exec(give, names | {"sock": here_end, "message": request_of_0, "msgspec": msgspec})
+            handed = names | {"sock": there, "msgspec": msgspec, "Generate": Generate}
+            exec(take, handed)
+        assert handed["request"] == request_of_0
+        assert port.is_live(request_of_0.route)
         request.close()
         here.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from outfeed.ring import Ring
 from outfeed.ring.board import COUNTERS, Board, InstanceConfig, Phase, Role, State
 from outfeed.ring.errors import BadCapacity, NoRoom, NotARing, OtherNamespace, WrongVersion
 from outfeed.ring.instance import (
@@ -256,3 +257,25 @@ def test_words_that_were_scribbled_over_can_still_be_counted_on(instance: Instan
     after.count_replacement()
     after.count("bad_frames")
     assert (after.epoch, after.get("bad_frames")) == (1, 6)
+
+
+def test_an_instance_without_room_tells_what_was_free_before_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not what its own first rings left: an operator compares it with what df says."""
+    create = Ring.create
+    made: list[str] = []
+
+    def once(name: str, *, lanes: int, consumers: int, capacity: int) -> Ring:
+        if made:
+            raise NoRoom(f"segment {name!r}", 1 << 40, 5)
+        made.append(name)
+        return create(name, lanes=lanes, consumers=consumers, capacity=capacity)
+
+    monkeypatch.setattr(Ring, "create", once)
+    monkeypatch.setattr("outfeed.ring.instance.free_bytes", lambda: 5 if made else 1000)
+    wanted = config(shards=3, readers=2)
+    with pytest.raises(NoRoom, match=f"instance {wanted.instance!r} needs .* where 1000 are free") as refused:
+        Instance.create(wanted)
+    assert refused.value.free == 1000
+    assert leftovers(wanted.instance) == []

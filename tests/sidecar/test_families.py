@@ -15,6 +15,7 @@ A, B = make_route(0, 0, 1, 1), make_route(0, 0, 2, 1)
 ODD: Any = {}
 HALF: Any = 1.5
 MISSING: Any = None
+THREE: Any = ([-1], [7], [8])
 LOGPROBS, TOP, HIDDEN = Kind.OUTPUT_LOGPROBS, Kind.OUTPUT_TOP_LOGPROBS, Kind.HIDDEN_STATES
 
 
@@ -57,6 +58,11 @@ def pushed(bench: Bench, families: Any) -> Batch:
         (lambda: flat_family([(HALF, [-0.5], [7])]), r"rows \[1.5\]: .*: expected whole numbers from 0"),
         (lambda: flat_family([(1, OnTheGpu(), [7])]), r"row 1 .* cuda:0 .*give .float\(\).cpu\(\).numpy\(\)"),
         (lambda: ragged_family([(1, [([-1, -2], [7]), ([-3], [8, 9])])]), "row 1 has 2 values for 1 ids"),
+        (
+            lambda: ragged_family([(1, [HALF])]),
+            r"expected rows of \(row, positions\), each position \(values, ids",
+        ),
+        (lambda: ragged_family([(1, [None, THREE])]), r"another shape: expected rows of \(row"),
         (lambda: hidden_family([(1, np.zeros(4))]), r"row 1 have shape \(4,\): expected \(vectors, width\)"),
         (lambda: hidden_family([(1, np.zeros((1, 1, 4)))]), r"row 1 have shape \(1, 1, 4\)"),
         (lambda: hidden_family([(0, np.zeros((1, 3))), (1, np.zeros((1, 4)))]), r"widths \[3, 4\]"),

@@ -332,7 +332,7 @@ def test_rank_1_pushes_on_its_own_lane_what_it_adopted(bench: Bench, port: Sched
 
 
 def test_one_rank_one_scheduler(bench: Bench, port: SchedulerPort) -> None:
-    with pytest.raises(LaneOwned):
+    with pytest.raises(LaneOwned, match=r"has a live scheduler of rank 0: end it, .*\(\d+\)"):
         SchedulerPort.attach(bench.name)
     with pytest.raises(IndexError, match=r"2 scheduler process\(es\), no number 2"):
         SchedulerPort.attach(bench.name, rank=2)

@@ -244,6 +244,6 @@ def test_a_tokenizer_that_cannot_be_loaded_is_said_in_one_line(tmp_path: Path, c
         [*command, "--tokenizer", str(file)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith(f"replay: cannot load the tokenizer {file}: ")
+    assert done.stderr.startswith(f"outfeed-replay: cannot load the tokenizer {file}: ")
     assert done.stderr.endswith("; give the instance's tokenizer.json\n")
     assert done.stderr.count("\n") == 1

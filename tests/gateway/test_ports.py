@@ -1,0 +1,61 @@
+"""A port is shared with the gateways of one instance, and with nobody else."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from outfeed.gateway.ports import has_stranger
+from outfeed.gateway.server import ServerError, listen, refuse_strangers
+
+LISTENS = """
+import socket, sys
+s = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+s.bind((sys.argv[1], int(sys.argv[2])))
+s.listen()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def another(host: str, port: int) -> Iterator[int]:
+    """Another process that listens there and lets others share it; its pid."""
+    command = [sys.executable, "-c", LISTENS, host, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        yield process.pid
+        process.communicate()
+
+
+def test_nobody_else_is_there() -> None:
+    with listen("127.0.0.1", 0) as sock:
+        refuse_strangers(sock, [])
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("::1", "::1")]
+)
+def test_a_stranger_is_refused_and_a_sibling_is_not(here: str, there: str) -> None:
+    with listen(here, 0) as sock:
+        port = sock.getsockname()[1]
+        with another(there, port) as pid:
+            assert has_stranger(sock, [])
+            assert has_stranger(sock, [os.getppid()])
+            assert not has_stranger(sock, [pid])
+            with pytest.raises(
+                ServerError, match=f"cannot listen on {here} port {port}: another program does"
+            ):
+                refuse_strangers(sock, [])
+        assert sock.fileno() == -1
+
+
+def test_the_same_port_of_another_address_is_nobodys_business() -> None:
+    with listen("127.0.0.1", 0) as sock, another("127.0.0.2", sock.getsockname()[1]):
+        assert not has_stranger(sock, [])
