@@ -139,7 +139,8 @@ class SchedulerPort:
         or its lane is corrupt, there is an Abort for each of its live requests, once. What was damaged on its
         way is not handed out: an ABORT comes again, a request ends for its client with an error.
         """
-        self._maybe_beat()
+        if (now := time.monotonic_ns()) >= self._beat_due:
+            self._beat(now)
         if self._consumer is None:
             return []
         self._consumer.release()
@@ -160,7 +161,9 @@ class SchedulerPort:
             elif self._accept(message, frame[0]):
                 messages.append(message)  # type: ignore[arg-type]
         # Last: what it returns is told once, and a read that raises would lose it.
-        messages += self._of_the_dead()
+        if now >= self._look_due:
+            self._look_due = now + LOOK_EVERY_NS
+            messages += self._of_the_dead()
         return messages
 
     def wait(self, timeout: float) -> bool:
@@ -350,11 +353,7 @@ class SchedulerPort:
         return inside and reader_of(route) == theirs.reader
 
     def _of_the_dead(self) -> list[Abort]:
-        """Look, now and then, for gateways that died and were not replaced."""
-        now = time.monotonic_ns()
-        if now < self._look_due:
-            return []
-        self._look_due = now + LOOK_EVERY_NS
+        """Look for gateways that died and were not replaced."""
         dead = [row.index for row in self._readers if row.owner is not None and not row.alive]
         aborts = [abort for reader in dead for abort in self._orphans(reader)]
         if aborts:
