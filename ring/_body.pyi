@@ -1,4 +1,6 @@
-"""One call per frame, built from core/python/body.c."""
+"""Calls made once per frame, built from core/python/body.c."""
+
+from .checked import Checked
 
 VERSION: int
 PREFIX_BYTES: int
@@ -14,3 +16,16 @@ def probe(
     raw: bytes, header_len: int, rows: int, data: int, text_at: int, text_bytes: int, /
 ) -> tuple[int, int, int, int]:
     """Return (sum of counts, sum of text_lens, where a row's text begins inside a character or -1, check)."""
+
+def plain(raw: bytes, /) -> tuple[int, int, int, int, int] | None:
+    """Return (data, stamp_ns, rows, tokens, text_bytes) of a body that passes every check.
+
+    None of one that has finish reasons, families or token texts, or that anything is wrong with. `data` is
+    where the core columns begin; text_bytes is -1 in the step form.
+    """
+
+def join(steps: list[Checked], /) -> bytes:
+    """Return their core columns, each column of one behind the other's, as one body has them.
+
+    Raises ValueError when one's columns do not lie in its body.
+    """

@@ -22,7 +22,7 @@ passed.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ from ._body import (
     ROW_BYTES,
     TEXT_LENS_AT,
     VERSION,
+    join,
 )
 from ._core import lib
 from .checked import MAX_ROWS, PREFIX, BadBatch, Checked, check_batch
@@ -48,6 +49,7 @@ __all__ = [
     "BadBatch",
     "Batch",
     "Checked",
+    "Core",
     "as_batch",
     "check_batch",
     "decode_batch",
@@ -68,12 +70,24 @@ _I32: Final = np.dtype("<i4")
 _PADS: Final = tuple(bytes(n) for n in range(8))
 
 
+_VIEWS: Final = frozenset(("routes", "first", "counts", "prompt_tokens", "ids", "generated"))
+
 _check: Final = lib.outfeed_check
 _encode_header: Final = msgspec.msgpack.Encoder().encode
 
 
+class Core(NamedTuple):
+    """A step's core columns (routes, first, counts, prompt_tokens, ids), end to end in `raw` from `at` on."""
+
+    raw: bytes
+    at: int
+    rows: int
+    tokens: int
+
+
 class Batch:
     """One decode step. The arrays of a decoded Batch are read-only views of its own copy of the frame.
+    They are made when one is first asked for: a plain step goes from frame to frame without.
 
     rows          number of rows, one per request in this step
     stamp_ns      CLOCK_MONOTONIC nanoseconds at the scheduler's push
@@ -94,6 +108,7 @@ class Batch:
     """
 
     __slots__ = (
+        "_core",
         "counts",
         "ended",
         "families",
@@ -126,6 +141,7 @@ class Batch:
         texts: TokenTexts | None = None,
         ended: Sequence[int] = (),
     ) -> None:
+        self._core: Core | None = None
         self.rows: int = len(routes)
         self.stamp_ns = stamp_ns
         self.routes = routes
@@ -140,6 +156,49 @@ class Batch:
         self.families = families
         self.texts = texts
         self.ended = ended
+
+    @classmethod
+    def of_core(
+        cls,
+        stamp_ns: int,
+        core: Core,
+        finishes: Sequence[tuple[int, FinishReason]] = (),
+        families: Families = (),
+    ) -> "Batch":
+        """Return the step form of columns that lie end to end."""
+        batch = cls.__new__(cls)
+        batch._core = core
+        batch.rows = core.rows
+        batch.stamp_ns = stamp_ns
+        batch.finishes = finishes
+        batch.families = families
+        batch.text_lens = batch.text = batch.texts = None
+        batch.ended = ()
+        return batch
+
+    if not TYPE_CHECKING:  # so that no misspelt name passes
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _VIEWS or self._core is None:
+                raise AttributeError(f"a Batch has no {name!r}")
+            raw, at, rows, tokens = self._core
+            self.routes = np.frombuffer(raw, _U64, rows, at)
+            self.first = np.frombuffer(raw, _U32, rows, at + FIRST_AT * rows)
+            self.counts = np.frombuffer(raw, _U32, rows, at + COUNTS_AT * rows)
+            self.prompt_tokens = np.frombuffer(raw, _U32, rows, at + PROMPT_TOKENS_AT * rows)
+            self.ids = np.frombuffer(raw, _I32, tokens, at + ROW_BYTES * rows)
+            if self.text_lens is None:
+                self.generated = self.counts
+            return getattr(self, name)
+
+    @property
+    def core(self) -> Core:
+        """The core columns as they lie in a body."""
+        if self._core is not None:
+            return self._core
+        columns: list[Any] = [self.routes, self.first, self.counts, self.prompt_tokens, self.ids]
+        _check_core(*columns)
+        return Core(b"".join(columns), 0, self.rows, len(self.ids))
 
     @property
     def egress(self) -> bool:
@@ -240,56 +299,34 @@ def decode_batch(body: Buffer) -> Batch:
 
 def as_batch(step: Checked) -> Batch:
     """Return a body that passed its checks as a Batch."""
-    raw, rows, data = step.raw, step.rows, step.data
-    batch = Batch(
-        step.stamp_ns,
-        step.routes(),
-        np.frombuffer(raw, _U32, rows, data + FIRST_AT * rows),
-        np.frombuffer(raw, _U32, rows, data + COUNTS_AT * rows),
-        np.frombuffer(raw, _U32, rows, data + PROMPT_TOKENS_AT * rows),
-        np.frombuffer(raw, _I32, step.tokens, data + ROW_BYTES * rows),
-        step.finishes,
-        families=step.families,
-        texts=step.texts,
-        ended=step.ended,
-    )
+    raw, rows = step.raw, step.rows
+    core = Core(raw, step.data, rows, step.tokens)
+    batch = Batch.of_core(step.stamp_ns, core, step.finishes, step.families)
     if step.text_at is not None and step.text_bytes is not None:
         at = step.text_at
         batch.generated = np.frombuffer(raw, _U32, rows, at)
         batch.text_lens = np.frombuffer(raw, _U32, rows, at + TEXT_LENS_AT * rows)
         text = at + EGRESS_ROW_BYTES * rows
         batch.text = raw[text : text + step.text_bytes]
+        batch.texts, batch.ended = step.texts, step.ended
     return batch
 
 
-def join_steps(steps: Sequence[Checked]) -> Batch:
+def join_steps(steps: list[Checked]) -> Batch:
     """Return steps as one, their rows end to end: a request may have several. The stamp is the last one's.
 
     Raises ValueError for the egress form and for steps with families.
     """
-    parts: tuple[list[bytes], ...] = ([], [], [], [], [])
     finishes: list[tuple[int, FinishReason]] = []
-    total = 0
+    rows = tokens = 0
     for step in steps:
         if step.families or step.text_at is not None:
             raise ValueError("only plain steps can be joined: no families, no text")
-        raw, rows, at = step.raw, step.rows, step.data
-        for part, size in zip(parts, (8 * rows, 4 * rows, 4 * rows, 4 * rows, 4 * step.tokens), strict=True):
-            part.append(raw[at : at + size])
-            at += size
         if step.finishes:
-            finishes += [(total + row, reason) for row, reason in step.finishes]
-        total += rows
-    routes, first, counts, prompt_tokens, ids = (b"".join(part) for part in parts)
-    return Batch(
-        steps[-1].stamp_ns,
-        np.frombuffer(routes, _U64),
-        np.frombuffer(first, _U32),
-        np.frombuffer(counts, _U32),
-        np.frombuffer(prompt_tokens, _U32),
-        np.frombuffer(ids, _I32),
-        finishes,
-    )
+            finishes += [(rows + row, reason) for row, reason in step.finishes]
+        rows += step.rows
+        tokens += step.tokens
+    return Batch.of_core(steps[-1].stamp_ns, Core(join(steps), 0, rows, tokens), finishes)
 
 
 def _add_text(

@@ -21,6 +21,7 @@ from ._body import (
     ROW_BYTES,
     TEXT_LENS_AT,
     VERSION,
+    plain,
     probe,
 )
 from .families import (
@@ -88,14 +89,16 @@ class Checked:
         "tokens",
     )
 
-    def __init__(self, raw: bytes, header: _Header, data: int) -> None:
+    def __init__(
+        self, raw: bytes, data: int, stamp_ns: int, rows: int, tokens: int, text_bytes: int | None
+    ) -> None:
         self.raw = raw
         self.data = data
-        self.stamp_ns = header.stamp_ns
-        self.rows = header.rows
-        self.tokens = header.tokens
-        self.text_bytes = header.text_bytes
-        self.text_at: int | None = None
+        self.stamp_ns = stamp_ns
+        self.rows = rows
+        self.tokens = tokens
+        self.text_bytes = text_bytes
+        self.text_at = None if text_bytes is None else data + ROW_BYTES * rows + 4 * tokens
         self.finishes: Sequence[tuple[int, FinishReason]] = ()
         self.families: Families = ()
         self.texts: TokenTexts | None = None
@@ -132,6 +135,14 @@ def check_batch(body: Buffer) -> Checked:
     the result outlives the frame's release.
     """
     raw = bytes(body)
+    if (usual := plain(raw)) is not None:
+        data, stamp_ns, rows, tokens, text_bytes = usual
+        return Checked(raw, data, stamp_ns, rows, tokens, None if text_bytes < 0 else text_bytes)
+    return _check_all(raw)
+
+
+def _check_all(raw: bytes) -> Checked:
+    """Check a body that has more than rows and tokens, or say what is wrong with it."""
     size = len(raw)
     if size < PREFIX_BYTES:
         raise BadBatch(
@@ -155,7 +166,7 @@ def _check_columns(header: _Header, body: bytes, header_len: int, data: int, che
     """Size every column from the header, compare with the body, and only then look at what is in them."""
     rows, tokens, text_bytes = header.rows, header.tokens, header.text_bytes
     _check_core(header)
-    checked = Checked(body, header, data)
+    checked = Checked(body, data, header.stamp_ns, rows, tokens, text_bytes)
     text_at = data + ROW_BYTES * rows + 4 * tokens
     text = text_at + EGRESS_ROW_BYTES * rows
     end = text_at if text_bytes is None else text + text_bytes + -text_bytes % 4
@@ -178,7 +189,6 @@ def _check_columns(header: _Header, body: bytes, header_len: int, data: int, che
     if header.finishes:
         checked.finishes = _finishes(header.finishes, rows)
     if text_bytes is not None:
-        checked.text_at = text_at
         _same("text_lens", texts_sum, "text_bytes", text_bytes)
         check_utf8("text", body[text : text + text_bytes], inside)
     if header.families:

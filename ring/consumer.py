@@ -35,6 +35,7 @@ class Consumer(Reader):
         "__weakref__",
         "_handle",
         "_segment",
+        "_tails",
         "doorbell",
         "index",
         "lanes",
@@ -47,6 +48,7 @@ class Consumer(Reader):
         self.lanes = lanes
         self.doorbell = doorbell
         self._segment = segment
+        self._tails = ffi.new("uint64_t[]", lanes)
         self._handle = handle
         bell = doorbell._bell
         kept = handle, bell, doorbell._base
@@ -54,11 +56,11 @@ class Consumer(Reader):
 
     def tails(self) -> list[int]:
         """Return each lane's position now, for `read(upto=...)`: what is published later lies beyond."""
-        positions = ffi.new("uint64_t[]", self.lanes)
-        code = lib.reader_tails(self._handle, positions)
+        code = lib.reader_tails(self._handle, self._tails)
         if code != 0:
             self._refuse(code)
-        return list(positions)
+        positions: list[int] = ffi.unpack(self._tails, self.lanes)
+        return positions
 
     def _refuse(self, code: int) -> NoReturn:
         """Raise what a C code means."""

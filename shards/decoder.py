@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring.batch import Batch
+from ..ring.batch import Batch, Core
 from ..ring.families import Kind, TokenTexts, wanted_ids
 from ..ring.finish import FinishReason
 from ..ring.frames import DecodeOptions, Register, Restore
@@ -25,7 +25,7 @@ from .budget import Budget
 from .decoded import Decoded, cut_positions
 from .errors import TokenizerFileError
 from .fallback import TextStream, TokenizerText
-from .kernel import Columns, Failure, Finish, Kernel, Ready, Step
+from .kernel import Failure, Finish, Kernel, Ready, Step
 from .patterns import WATCH_BYTES, Compiled, PatternWatch, WatchedRow
 from .table import Meta, TokenTable, load_tokenizer
 
@@ -158,10 +158,10 @@ class Decoder:
         merge: the batch is several steps joined (`join_steps`, while `joins`). Each row is decoded as it
         would be alone; what a request's rows made comes out as one of at most `merge` bytes.
         """
-        columns = (batch.routes, batch.first, batch.counts, batch.prompt_tokens, batch.ids)
+        core = batch.core
         finishes = self._finishes(batch, shard, reader) if batch.finishes else []
-        ready = self._make_text(columns, shard, reader, finishes) if self._tokenizer else None
-        step = self._kernel.decode(columns, shard, reader, finishes, ready, bool(self._watches), merge)
+        ready = self._make_text(batch, core, shard, reader, finishes) if self._tokenizer else None
+        step = self._kernel.decode(core, shard, reader, finishes, ready, bool(self._watches), merge)
         rows = Decoded(step, batch.stamp_ns, _reasons(batch, step) if finishes else [])
         if step.stop_count:
             for row, pattern in step.stops:
@@ -252,10 +252,10 @@ class Decoder:
                 made.append(Finish(row, *_trimmed(matched)))
         return made
 
-    def _make_text(self, columns: Columns, shard: int, reader: int, finishes: list[Finish]) -> Ready:
+    def _make_text(self, batch: Batch, core: Core, shard: int, reader: int, finishes: list[Finish]) -> Ready:
         """Make every token's text, and what ending rows still held, with the tokenizer."""
-        routes, counts, ids = columns[0].tolist(), columns[2].tolist(), columns[4].tolist()
-        planned = self._kernel.plan(columns, shard, reader, finishes).tolist()
+        routes, counts, ids = batch.routes.tolist(), batch.counts.tolist(), batch.ids.tolist()
+        planned = self._kernel.plan(core, shard, reader, finishes).tolist()
         ending = {finish.row for finish in finishes}
         parts, tails, at = [], [], 0
         for row, (route, keep) in enumerate(zip(routes, planned, strict=True)):

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring.batch import I32, U32, U64
+from ..ring.batch import I32, U32, U64, Core
 from ..ring.frames import Buffer
 from . import _kernel
 from .errors import BadRegistration, TableError
@@ -31,10 +31,6 @@ _u8 = ffi.typeof("uint8_t[]")
 _u32 = ffi.typeof("uint32_t[]")
 _u64 = ffi.typeof("uint64_t[]")
 _i32 = ffi.typeof("int32_t[]")
-
-
-Columns = tuple[U64, U32, U32, U32, I32]
-"""routes, first, counts, prompt_tokens, ids: a Batch's."""
 
 
 class Finish(NamedTuple):
@@ -160,15 +156,17 @@ class Kernel:
 
     def plan(
         self,
-        columns: Columns,
+        core: Core,
         shard: int,
         reader: int,
         finishes: list[Finish],
     ) -> U32:
         """Return how many ids of each row `decode` would decode (DROPPED for rows it would drop)."""
-        keep: U32 = np.zeros(len(columns[0]), dtype=np.uint32)
-        alive = self._set_rows(columns), self._set_finishes(finishes)
-        code = lib.ofs_plan(self._shard, self._rows, shard, reader, alive[1][0], ffi.from_buffer(_u32, keep))
+        keep: U32 = np.zeros(core.rows, dtype=np.uint32)
+        self._set_rows(core)
+        how, kept = self._set_finishes(finishes)
+        code = lib.ofs_plan(self._shard, self._rows, shard, reader, how, ffi.from_buffer(_u32, keep))
+        del kept
         if code == lib.OFS_NO_MEMORY:
             raise MemoryError(f"no memory to order {len(keep)} rows")
         if code:
@@ -177,7 +175,7 @@ class Kernel:
 
     def decode(
         self,
-        columns: Columns,
+        core: Core,
         shard: int,
         reader: int,
         finishes: list[Finish],
@@ -190,13 +188,13 @@ class Kernel:
         merge: the step is several joined end to end, and what a request's rows made becomes one row of at
         most so many bytes of ids and text, or several; only without `ready` and `token_ends`.
         """
-        alive = self._set_rows(columns)
+        self._set_rows(core)
         how, kept = self._set_finishes(finishes) if finishes else (ffi.NULL, None)
-        given = ffi.NULL if ready is None else self._set_ready(ready, len(columns[4]) + len(columns[0]))
+        given = ffi.NULL if ready is None else self._set_ready(ready, core.tokens + core.rows)
         code = lib.ofs_decode(self._shard, self._rows, shard, reader, how, given, token_ends, merge)
-        del alive, kept
+        del kept
         if code:
-            raise MemoryError(f"a step of {len(columns[0])} rows cannot be decoded (code {code})")
+            raise MemoryError(f"a step of {core.rows} rows cannot be decoded (code {code})")
         return Step(self)
 
     def pack(self, header: bytes) -> memoryview:
@@ -257,22 +255,11 @@ class Kernel:
                 raise ValueError("this decoder has no table: ask the tokenizer")
             room *= 16
 
-    def _set_rows(self, columns: Columns) -> object:
-        rows = self._rows
-        routes, first, counts, prompt_tokens, ids = columns
-        n = len(routes)
-        if not (len(first) == len(counts) == len(prompt_tokens) == n):
-            raise ValueError(f"columns of {n}, {len(first)}, {len(counts)}, {len(prompt_tokens)} rows")
-        alive = (
-            ffi.from_buffer(_u64, routes),
-            ffi.from_buffer(_u32, first),
-            ffi.from_buffer(_u32, counts),
-            ffi.from_buffer(_u32, prompt_tokens),
-            ffi.from_buffer(_i32, ids),
-        )
-        rows.routes, rows.first, rows.counts, rows.prompt_tokens, rows.ids = alive
-        rows.rows, rows.tokens = n, len(ids)
-        return alive
+    def _set_rows(self, core: Core) -> None:
+        """Point at a step's columns: `core` must live until the call that reads them is over."""
+        raw, at, rows, tokens = core
+        if lib.ofs_columns(self._rows, raw, len(raw), at, rows, tokens):
+            raise ValueError(f"{rows} rows and {tokens} tokens from {at} on do not lie in {len(raw)} bytes")
 
     def _set_finishes(self, finishes: list[Finish]) -> tuple[Any, object]:
         how = self._finishes

@@ -184,11 +184,14 @@ class Shard:
         busy = self._drain_control()
         if self._unsure:
             self._have_restored()
-        while frames := self._read(self._steps, STEPS, upto):
+        frames = self._read(self._steps, STEPS, upto)
+        while frames:
             self._step_frames(frames)
             self._steps.release()
             busy = True
             self._beat()
+            # Fewer than were asked for: that was all up to the mark.
+            frames = self._read(self._steps, STEPS, upto) if len(frames) == STEPS else []
         return busy
 
     def _read(

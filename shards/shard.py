@@ -25,6 +25,8 @@ from .table import TokenTable
 
 log = logging.getLogger(__name__)
 
+# Each turn beats, the board hears of it no more often than this.
+BEAT_EVERY_NS = 5_000_000
 # Counters on the board are for people: a look now and then is enough.
 REPORT_EVERY_NS = 50_000_000
 # How often to look whether the launcher still runs; the kernel kills a shard whose parent died at once.
@@ -114,7 +116,7 @@ class _Life:
         self._opened = opened
         self._row = row
         self._told = False
-        self._checked = self._reported = 0
+        self._beaten = self._checked = self._reported = 0
         self._gone = False
         self._readers = opened.board.rows(Role.READER)
         self._owners: dict[int, Owner | None] = {}  # of the readers that live, and when they did
@@ -124,8 +126,11 @@ class _Life:
         self._told = True
 
     def beat(self, loop: Shard) -> None:
-        self._row.beat()
         now = time.monotonic_ns()
+        if now - self._beaten < BEAT_EVERY_NS:
+            return
+        self._beaten = now
+        self._row.beat()
         if now - self._reported > REPORT_EVERY_NS:
             self.report(loop)
         if now - self._checked > CHECK_EVERY_NS:

@@ -154,7 +154,8 @@ class SchedulerPort:
             ValueError: the limit is out of its range.
             RingClosed: the port is closed, or was made before this process was forked.
         """
-        self._maybe_beat()
+        if (now := time.monotonic_ns()) >= self._beat_due:
+            self._beat(now)
         if self._consumer is None:
             return []
         self._consumer.release()
@@ -169,7 +170,9 @@ class SchedulerPort:
                 log.error("dropped a frame of gateway %d: %s", frame[0], error)
                 self._row.count("bad_frames")
         # Last: what it returns is told once, and a read that raises would lose it.
-        messages += self._of_the_dead()
+        if now >= self._look_due:
+            self._look_due = now + LOOK_EVERY_NS
+            messages += self._of_the_dead()
         return messages
 
     def wait(self, timeout: float) -> bool:
@@ -361,11 +364,7 @@ class SchedulerPort:
         return inside and reader_of(route) == theirs.reader
 
     def _of_the_dead(self) -> list[Abort]:
-        """Look, now and then, for gateways that died and were not replaced."""
-        now = time.monotonic_ns()
-        if now < self._look_due:
-            return []
-        self._look_due = now + LOOK_EVERY_NS
+        """Look for gateways that died and were not replaced."""
         dead = [row.index for row in self._readers if row.owner is not None and not row.alive]
         aborts = [abort for reader in dead for abort in self._orphans(reader)]
         if aborts:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import signal
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,145 +26,26 @@ from ..ring import logs
 from ..ring.errors import RingError, RingFull
 from ..ring.families import Family
 from ..ring.finish import FinishReason
-from ..ring.frames import PROMPT_TAIL, Abort, Control, Generate, LogprobOptions
+from ..ring.frames import Abort, Control, Generate, LogprobOptions
 from ..ring.process import die_with_parent, fail, settle
 from .port import SchedulerPort
 from .replay_columns import logprob_families
+from .replay_stops import NO_LIMIT, Detokenize, Stops, prompt_tail
 from .steps import MAX_ROWS
 
 log = logging.getLogger(__name__)
 
-NO_LIMIT: Final = 1 << 30
-# Ids more than a stop can have: some have no text (special ones that are skipped).
-SLACK: Final = 32
 PUSH_WAIT_S: Final = 0.5
 COMMAND: Final = "outfeed-replay"
-LONGEST_RUN: Final = 256
-"""Ids of a prompt that are searched, before its tail, for one where no character is open."""
+AHEAD_TOKENS: Final = 1024
+"""Ids that are looked up at once, for steps to come: numpy's calls cost as much for one row's."""
 
 Counts = NDArray[np.uint32] | NDArray[np.int64]
-
-
-class Detokenize(Protocol):
-    """What the replay scheduler needs of a tokenizer, to look for stop strings as an engine does."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`."""
-        ...
 
 
 def replay_start(rid: str, corpus: int) -> int:
     """Return where in a corpus of `corpus` tokens the replay of request `rid` starts."""
     return zlib.crc32(rid.encode("utf-8", "surrogatepass")) % corpus
-
-
-@dataclass(slots=True)
-class _Stops:
-    """What may end one request before its limit."""
-
-    token_ids: frozenset[int]
-    strings: list[str]
-    patterns: list[re.Pattern[str]]
-    window: int
-    skip_special: bool
-    prompt: list[int] = field(default_factory=list)
-    """Its last ids: what the first text follows on."""
-    ids: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, params: dict[str, object]) -> _Stops | None:
-        tokens = frozenset(params.get("stop_token_ids") or ())  # type: ignore[call-overload]
-        strings = list(params.get("stop_strs") or ())  # type: ignore[call-overload]
-        patterns = [re.compile(pattern) for pattern in params.get("stop_regex_strs") or ()]  # type: ignore[attr-defined]
-        if not (tokens or strings or patterns):
-            return None
-        # In ids: a string's length is in bytes, a pattern's in characters of at most 4 bytes each.
-        longest = max(
-            int(params.get("stop_str_max_len") or 0),  # type: ignore[call-overload]
-            4 * int(params.get("stop_regex_max_len") or 0),  # type: ignore[call-overload]
-        )
-        return cls(
-            tokens,
-            strings,
-            patterns,
-            min(longest, NO_LIMIT) + SLACK,
-            bool(params.get("skip_special_tokens", True)),
-        )
-
-    def check(self, new: list[int], tokenizer: Detokenize | None) -> tuple[int, FinishReason | None]:
-        """Return how many of `new` count, and why the request ends there, if it does."""
-        kept, reason = len(new), None
-        for at, token in enumerate(new):
-            if token in self.token_ids:
-                kept, reason = at + 1, FinishReason.stop(token)
-                break
-        before = len(self.ids)
-        self.ids += new[:kept]
-        if tokenizer is None or not (self.strings or self.patterns):
-            return kept, reason
-        spoken = self.ids[:-1] if reason else self.ids
-        for late, tail, begin in self._tails(spoken, before, kept, tokenizer):
-            found = next((text for text in self.strings if text in tail), None) or next(
-                (pattern.pattern for pattern in self.patterns if pattern.search(tail, begin)), None
-            )
-            if found is not None:
-                return kept - late, FinishReason.stop(found)
-        return kept, reason
-
-    def _tails(
-        self, spoken: list[int], before: int, kept: int, tokenizer: Detokenize
-    ) -> Iterator[tuple[int, str, int]]:
-        """Yield texts to search: how many of the last ids one lacks, itself, where in it a pattern may begin.
-
-        Where bytes are tokens, a run of them that begins or ends inside a character is U+FFFD throughout. So
-        a tail begins where no character is open, and is tried without the ids that may have opened one at its
-        end, as an engine saw it then. At the output's beginning it follows on the prompt.
-
-        As much text again stands before what is searched: there `^`, `\\b` and look-behinds must not take the
-        tail's beginning for the text's.
-        """
-
-        def decode(ids: list[int]) -> str:
-            return tokenizer.decode(ids, skip_special_tokens=self.skip_special)
-
-        searched = max(0, before - self.window)
-        start = max(0, searched - self.window)
-        while start > 0 and "\ufffd" in tokenizer.decode(spoken[start : start + 1]):
-            start -= 1
-        context = [] if start else self.prompt
-        told = decode(context) if context else ""
-        known = told
-        for open_ids in range(min(4, searched - start)):
-            known = decode(context + spoken[start : searched - open_ids])
-            if not known.endswith("\ufffd"):
-                break
-        for late in range(kept):
-            tail = decode(context + spoken[start : len(spoken) - late])
-            begin = _same(told, tail)
-            yield late, tail[begin:], max(_same(known, tail) - begin, 0)
-            if not tail.endswith("\ufffd"):
-                break
-
-
-def _prompt_tail(input_ids: bytes, tokenizer: Detokenize | None) -> list[int]:
-    """Return a prompt's last ids, what output follows on, from where no character is open.
-
-    Where bytes are tokens a run of them that begins inside a character is U+FFFD throughout, and so would be
-    the output that goes on with it.
-    """
-    ids = np.frombuffer(input_ids, "<i4")
-    begin = max(0, len(ids) - PROMPT_TAIL)
-    least = max(0, begin - LONGEST_RUN)
-    while tokenizer and begin > least and "\ufffd" in tokenizer.decode([int(ids[begin])]):
-        begin -= 1
-    return [int(token) for token in ids[begin:]]
-
-
-def _same(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
-    return next(
-        (k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
 
 
 @dataclass(slots=True)
@@ -217,8 +97,8 @@ class Replay:
         self._left = np.zeros(self._options.batch, dtype=np.int64)
         self._limit = np.zeros(self._options.batch, dtype=np.int64)
         self._ones = np.ones(self._options.batch, dtype=np.int64)
-        self._no_end = 0  # steps in which nobody can reach its limit, from here on
-        self._stops: dict[int, _Stops] = {}  # route → stops, for the few requests that have any
+        self._ahead: list[NDArray[np.int32]] = []  # ids of the next plain steps, the last one's first
+        self._stops: dict[int, Stops] = {}  # route → stops, for the few requests that have any
         self._logprobs: dict[int, LogprobOptions] = {}  # route → what it wants beside its tokens
         self.steps = 0
         self.tokens = 0
@@ -263,6 +143,12 @@ class Replay:
         rows = len(self._at)
         if not rows:
             return
+        if self._ahead or self._look_ahead(rows):
+            ids = self._ahead.pop()
+            self._push(self._routes[:rows], ids)
+            self.steps += 1
+            self.tokens += rows
+            return
         counts, ids = self._next_tokens(rows)
         finishes = self._finishes(rows, counts)
         if self._stops:
@@ -277,6 +163,30 @@ class Replay:
         for route in [int(self._routes[row]) for row in finishes]:
             self._leave(route)
 
+    def _look_ahead(self, rows: int) -> bool:
+        """Look up the ids of the next steps; whether there is a plain one: one token a row, and nobody ends.
+
+        The rows are as far then as they will be behind these steps; `_stay` takes back those not pushed.
+        """
+        if self._options.tokens_per_step > 1 or self._stops or self._logprobs:
+            return False
+        steps = min(int(self._left[:rows].min()) - 1, max(1, AHEAD_TOKENS // rows))
+        if steps < 1:
+            return False
+        position = self._position[:rows]
+        index = (position + np.arange(steps)[::-1, np.newaxis]) % self._corpus.size
+        self._ahead = list(self._corpus[index])
+        position += steps
+        self._left[:rows] -= steps
+        return True
+
+    def _stay(self) -> None:
+        """Take back what was looked up and not pushed: the batch is about to change."""
+        rows = len(self._at)
+        self._position[:rows] -= len(self._ahead)
+        self._left[:rows] += len(self._ahead)
+        self._ahead.clear()
+
     def _next_tokens(self, rows: int) -> tuple[Counts, NDArray[np.int32]]:
         most = self._options.tokens_per_step
         position = self._position[:rows]
@@ -289,13 +199,7 @@ class Replay:
         return counts, self._corpus[index % self._corpus.size]
 
     def _finishes(self, rows: int, counts: Counts) -> dict[int, FinishReason]:
-        if self._no_end > 0:
-            self._no_end -= 1
-            return {}
-        left = self._left[:rows]
-        done = np.flatnonzero(left <= counts)
-        if not done.size:
-            self._no_end = (int(left.min()) - 1) // self._options.tokens_per_step - 1
+        done = np.flatnonzero(self._left[:rows] <= counts)
         return {int(row): FinishReason.length(int(self._limit[row])) for row in done}
 
     def _apply_stops(
@@ -328,17 +232,19 @@ class Replay:
         self,
         routes: NDArray[np.uint64],
         ids: NDArray[np.int32],
-        counts: Counts | None,
-        finishes: dict[int, FinishReason],
+        counts: Counts | None = None,
+        finishes: dict[int, FinishReason] | None = None,
         families: Sequence[Family | None] | None = None,
     ) -> None:
-        while self._port.alive:
+        while True:
             try:
                 self._port.push_tokens(
                     routes, ids, counts, finishes=finishes, families=families, timeout=PUSH_WAIT_S
                 )
                 return
             except RingFull:
+                if not self._port.alive:
+                    return
                 log.warning("the step ring has been full for %.1f s; pushing again", PUSH_WAIT_S)
 
     def _admit(self, request: Generate) -> None:
@@ -352,16 +258,16 @@ class Replay:
                 {0: FinishReason.length(0)},
             )
             return
+        self._stay()
         row = len(self._at)
         self._at[request.route] = row
         self._routes[row] = request.route
         self._position[row] = replay_start(request.rid, self._corpus.size)
         self._left[row] = self._limit[row] = limit
-        self._no_end = min(self._no_end, (limit - 1) // self._options.tokens_per_step)
         if request.logprobs.return_logprob or request.logprobs.top_logprobs_num:
             self._logprobs[request.route] = request.logprobs
-        if stops := _Stops.of(request.sampling_params):
-            stops.prompt = _prompt_tail(request.input_ids, self._tokenizer)
+        if stops := Stops.of(request.sampling_params):
+            stops.prompt = prompt_tail(request.input_ids, self._tokenizer)
             self._stops[request.route] = stops
 
     def _abort(self, route: int) -> None:
@@ -373,6 +279,7 @@ class Replay:
 
     def _leave(self, route: int) -> None:
         """Take a request out of the batch; the last row moves into its place."""
+        self._stay()
         row = self._at.pop(route)
         self._stops.pop(route, None)
         self._logprobs.pop(route, None)

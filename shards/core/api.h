@@ -130,6 +130,10 @@ int ofs_forget(ofs_shard *shard, uint64_t route);
 /* Nothing more comes out of this request: its later rows count as doubled. */
 void ofs_end(ofs_shard *shard, uint64_t route);
 
+/* Say where a step's columns are, which lie end to end in raw[size] from `at` on, in the order of ofs_rows. OFS_BAD_ROW:
+ * they do not. `raw` is pointed into. */
+int ofs_columns(ofs_rows *step, const uint8_t *raw, size_t size, size_t at, size_t rows, size_t tokens);
+
 /* For each row of shard `number` and `reader`, how many of its ids are to be decoded: all, or without the
  * matched stop tokens; OFS_DROPPED for rows that ofs_decode would drop. A request may have several rows.
  * Changes no request. `finishes` may be NULL. */

@@ -48,6 +48,21 @@ static enum row_kind row_kind_of(uint32_t expected, uint32_t first, uint32_t cou
     return first == expected && count <= UINT32_MAX - first ? ROW_NEXT : ROW_LOST;
 }
 
+int ofs_columns(ofs_rows *step, const uint8_t *raw, size_t size, size_t at, size_t rows, size_t tokens)
+{
+    if (at > size || rows > (size - at) / BATCH_ROW || tokens > (size - at - BATCH_ROW * rows) / BATCH_ID) return OFS_BAD_ROW;
+    if (rows > UINT32_MAX || tokens > UINT32_MAX) return OFS_BAD_ROW;
+    const uint8_t *core = raw + at;
+    step->routes = (const void *)core;
+    step->first = (const void *)(core + BATCH_FIRST * rows);
+    step->counts = (const void *)(core + BATCH_COUNTS * rows);
+    step->prompt_tokens = (const void *)(core + BATCH_PROMPTS * rows);
+    step->ids = (const void *)(core + BATCH_ROW * rows);
+    step->rows = (uint32_t)rows;
+    step->tokens = (uint32_t)tokens;
+    return OFS_OK;
+}
+
 int ofs_plan(ofs_shard *shard, const ofs_rows *step, uint32_t number, uint32_t reader,
              const ofs_finishes *finishes, uint32_t *keep)
 {

@@ -17,6 +17,10 @@ from outfeed.sink import ChunkEvent, Done, Error, Frame, Item, SinkSender, SinkS
 from outfeed.sink.columns import Columns
 
 VOCABULARY = 1000
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import itertools
 import json
@@ -20,7 +19,6 @@ from typing import Any
 
 import openai
 import pytest
-from outfeed.gateway.server import add_gateway_arguments, gateway_options
 from outfeed.ring.board import Role
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.sidecar.replay import load_corpus, replay_start
@@ -400,64 +398,6 @@ def test_the_instance_is_what_the_options_said(served: Served) -> None:
     body = {"text": "x", "return_logprob": True, "top_logprobs_num": 8}
     status, said = served.ask("POST", "/generate", body)
     assert (status, b"top_logprobs_num: must be in [0, 7]" in said) == (400, True)
-
-
-def test_the_gateways_options_are_handed_on_as_they_were_given() -> None:
-    parser = argparse.ArgumentParser()
-    add_gateway_arguments(parser)
-    given = parser.parse_args(
-        [
-            *("--host=::1", "--incremental", "--chat-template=t", "--drain-seconds=1.5"),
-            *("--max-body-bytes=1", "--max-answer-bytes=2", "--max-requests=3", "--max-connections=4"),
-            *("--idle-seconds=5.5", "--max-top-logprobs=6"),
-        ]
-    )
-    assert parser.parse_args(gateway_options(given)) == given
-    plain = parser.parse_args([])
-    assert parser.parse_args(gateway_options(plain)) == plain
-
-
-@pytest.mark.parametrize("port", ["-1", "65536", "99999", "http"])
-def test_a_port_out_of_range_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_gateway_arguments(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args([f"--port={port}"])
-    assert f"argument --port: '{port}' is no port: give 0 to 65535" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("--max-requests=0", "'0' is no limit: give a whole number above 0"),
-        ("--max-connections=2.5", "'2.5' is no limit: give a whole number above 0"),
-        ("--max-answer-bytes=-1", "'-1' is no limit: give a whole number above 0"),
-        ("--idle-seconds=nan", "'nan' is no limit: give a number above 0"),
-        ("--max-top-logprobs=-1", "'-1' is no count: give 0 or more"),
-    ],
-)
-def test_a_limit_that_is_none_is_refused_by_its_option(
-    option: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parser = argparse.ArgumentParser()
-    add_gateway_arguments(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args([option])
-    assert f"argument {option.partition('=')[0]}: {words}" in capsys.readouterr().err
-
-
-def test_the_replay_scheduler_is_one_rank() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--ranks", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 2
-    assert "--ranks 2: the replay scheduler is one rank; give --no-replay" in done.stderr
-
-
-def test_what_the_launcher_says_has_one_name_in_front() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--port", "0", "--instance", "No"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("serve: instance id 'No' is not usable")
 
 
 def test_sigterm_lets_a_stream_finish(truth: Any) -> None:

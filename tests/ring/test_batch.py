@@ -5,9 +5,11 @@ import pickle
 import numpy as np
 import pytest
 from outfeed.ring import _body
-from outfeed.ring._body import probe
-from outfeed.ring.batch import BadBatch, Batch, check_batch, decode_batch, encode_batch
-from outfeed.ring.checked import PREFIX
+from outfeed.ring._body import join as join_columns
+from outfeed.ring._body import plain, probe
+from outfeed.ring._core import lib
+from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch
+from outfeed.ring.checked import PREFIX, Checked, _check_all
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
 
@@ -133,3 +135,89 @@ def test_lengths_that_lie_are_added_up_and_walked_no_further_than_the_text() -> 
     assert probe(bytes(body), 0, 3, 16, text_at, 8)[1:3] == (2**33, -1)
     body[text_at + 12] = 3
     assert probe(bytes(body), 0, 3, 16, text_at, 8)[1:3] == (2**33 + 1, 3)
+
+
+def egress() -> list[Buffer]:
+    """The three rows with a text in which characters have one to four bytes."""
+    text = "aß水🌊".encode()
+    lens, generated = np.array([1, 2, 7], "<u4"), np.array([2, 1, 1], "<u4")
+    return encode_batch(2**63, *_columns("<"), generated=generated, text_lens=lens, text=text)
+
+
+def found(step: Checked) -> tuple[object, ...]:
+    """What a checked body says."""
+    core = (step.data, step.stamp_ns, step.rows, step.tokens, step.text_bytes, step.text_at)
+    return (*core, step.finishes, step.families, step.texts, step.ended)
+
+
+def all_checks(body: bytes) -> tuple[object, ...] | None:
+    try:
+        return found(_check_all(body))
+    except BadBatch:
+        return None
+
+
+def sealed(body: bytearray) -> bytes:
+    """Make the prefix right again, so that the other checks stand alone."""
+    rest, header_len = bytes(body[16:]), PREFIX.unpack_from(body)[0]
+    return PREFIX.pack(header_len, len(body), lib.outfeed_check(rest, len(rest), header_len)) + rest
+
+
+@pytest.mark.parametrize("parts", [encode_batch(1, *_columns("<")), egress()])
+def test_the_quick_look_passes_what_all_checks_pass_and_nothing_else(parts: list[Buffer]) -> None:
+    """Every byte of a usual body in every other value, with a check that fits."""
+    body = bytearray(join(parts))
+    assert plain(bytes(body)) is not None
+    passed = 0
+    for place in range(len(body)):
+        before = body[place]
+        for value in range(256):
+            body[place] = value
+            changed = sealed(body) if place >= 16 else bytes(body)
+            if (usual := plain(changed)) is not None:
+                data, stamp_ns, rows, tokens, text_bytes = usual
+                quick = Checked(changed, data, stamp_ns, rows, tokens, None if text_bytes < 0 else text_bytes)
+                assert found(quick) == all_checks(changed), (place, value)
+                passed += 1
+            elif (checked := all_checks(changed)) is not None:
+                assert any(checked[6:]), (place, value)
+        body[place] = before
+    assert passed > 256
+
+
+def test_what_has_more_than_rows_and_tokens_is_left_to_all_checks() -> None:
+    assert plain(join(step())) is None
+    assert plain(join(egress())[:-1]) is None
+    assert plain(b"") is None
+    with pytest.raises(TypeError, match="bytes"):
+        plain(bytearray(join(egress())))  # type: ignore[arg-type]
+
+
+def test_a_batch_of_arrays_has_its_core_as_a_body_has_it() -> None:
+    routes, first, counts, prompt_tokens, ids = columns = _columns("<")
+    lying = decoded(encode_batch(77, *columns)).core
+    assert lying.raw[lying.at :] == b"".join(map(bytes, columns))
+    assert Batch(77, routes, first, counts, prompt_tokens, ids).core == Core(lying.raw[lying.at :], 0, 3, 3)
+    with pytest.raises(ValueError, match=r"counts is uint32\[2\]"):
+        Batch(77, routes, first, counts[:2], prompt_tokens, ids).core  # noqa: B018
+
+
+def test_only_columns_that_lie_in_their_bodies_are_joined() -> None:
+    raw = join(encode_batch(1, *_columns("<")))
+    whole = _check_all(raw)
+    assert join_columns([]) == b""
+    assert join_columns([whole]) == raw[whole.data :]
+    for place in (
+        (0, 3, 3),
+        (whole.data + 8, 3, 3),
+        (whole.data, 4, 3),
+        (whole.data, 3, 4),
+        (whole.data, 3, -1),
+    ):
+        data, rows, tokens = place
+        with pytest.raises(ValueError, match="do not lie in the body"):
+            join_columns([whole, Checked(raw, data, 1, rows, tokens, None)])
+    with pytest.raises(TypeError, match="a list"):
+        join_columns((whole,))  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        join_columns([raw])  # type: ignore[list-item]

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from outfeed.ring.batch import Batch, Core
 from outfeed.ring.route import make_route
-from outfeed.shards.kernel import END_STRING, Columns, Finish, Kernel, Ready
+from outfeed.shards.kernel import END_STRING, Finish, Kernel, Ready
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
@@ -17,9 +18,9 @@ LIMIT_S = 60.0
 """Thousands of times what it takes; with quadratic costs it would be minutes."""
 
 
-def step(routes: list[int], counts: list[int], ids: "np.typing.NDArray[np.int32]") -> Columns:
+def step(routes: list[int], counts: list[int], ids: "np.typing.NDArray[np.int32]") -> Core:
     none = np.zeros(len(routes), "<u4")
-    return np.array(routes, "<u8"), none, np.array(counts, "<u4"), none, ids
+    return Batch(0, np.array(routes, "<u8"), none, np.array(counts, "<u4"), none, ids).core
 
 
 def in_time(work: Callable[[], None]) -> None:
@@ -63,11 +64,19 @@ def test_routes_that_were_chosen_to_meet(table_of: Tables) -> None:
 
 def test_ready_made_text_must_say_where_all_of_it_is() -> None:
     kernel = Kernel(None)
-    columns = step([1], [2], np.zeros(2, "<i4"))
+    core = step([1], [2], np.zeros(2, "<i4"))
     with pytest.raises(ValueError, match="2 lengths of ready-made text, expected 3"):
-        kernel.decode(columns, 0, 0, [], Ready(b"", np.zeros(2, "<u4")))
+        kernel.decode(core, 0, 0, [], Ready(b"", np.zeros(2, "<u4")))
 
 
 def test_a_kernel_without_a_table_has_no_tokens() -> None:
     with pytest.raises(ValueError, match="no table"):
         Kernel(None).token_text(1)
+
+
+@pytest.mark.parametrize(
+    ("at", "rows", "tokens"), [(45, 1, 0), (0, 4, 0), (0, 1, 12), (0, 1 << 60, 1), (0, 1, 1 << 62)]
+)
+def test_columns_that_do_not_lie_in_their_bytes_are_not_looked_at(at: int, rows: int, tokens: int) -> None:
+    with pytest.raises(ValueError, match="do not lie in 64 bytes"):
+        Kernel(None).decode(Core(bytes(64), at, rows, tokens), 0, 0, [])

@@ -16,8 +16,9 @@ from outfeed.ring.batch import decode_batch
 from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, LogprobOptions, Result, Tag, decode
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
-from outfeed.sidecar.replay import Replay, ReplayOptions, _Stops, replay_start
+from outfeed.sidecar.replay import Replay, ReplayOptions, replay_start
 from outfeed.sidecar.replay_columns import replay_logprobs
+from outfeed.sidecar.replay_stops import Stops
 
 from .conftest import Bench
 
@@ -52,8 +53,9 @@ def port(bench: Bench) -> Iterator[SchedulerPort]:
 
 
 def serve(bench: Bench, replay: Replay, steps: int = 100) -> dict[int, tuple[list[int], FinishReason | None]]:
-    """Let it run; return each slot's ids and finish reason as a shard sees them."""
+    """Let it run; return each slot's ids of these steps and finish reason as a shard sees them."""
     got: dict[int, tuple[list[int], FinishReason | None]] = {}
+    started: dict[int, int] = {}
     replay.receive()
     for _ in range(steps):
         replay.step()
@@ -65,7 +67,8 @@ def serve(bench: Bench, replay: Replay, steps: int = 100) -> dict[int, tuple[lis
                 slot, count = int(batch.routes[row]) & 0xFFFFF, int(batch.counts[row])
                 ids, before = got.get(slot, ([], None))
                 assert before is None, "a row after its request had ended"
-                assert int(batch.first[row]) == len(ids)
+                first = int(batch.first[row])
+                assert first == started.setdefault(slot, first) + len(ids)
                 got[slot] = (ids + batch.ids[at : at + count].tolist(), ends.get(row))
                 at += count
         bench.shard.release()
@@ -84,6 +87,19 @@ def test_each_request_gets_its_place_in_the_text_up_to_its_limit(
         for slot, limit in ((1, 5), (2, 1), (3, 40), (4, 0))
     }
     assert replay.running == 0
+
+
+def test_who_comes_and_goes_moves_nobody_else_in_the_text(bench: Bench, port: SchedulerPort) -> None:
+    replay = Replay(port, CORPUS)
+    bench.send(generate(1, max_new_tokens=30), generate(2))
+    before = serve(bench, replay, steps=5)
+    bench.send(generate(3, max_new_tokens=9), Abort(route(2)))
+    after = serve(bench, replay, steps=40)
+    assert before == {slot: (expected(slot, 5), None) for slot in (1, 2)}
+    assert after == {
+        1: (expected(1, 30)[5:], FinishReason.length(30)),
+        3: (expected(3, 9), FinishReason.length(9)),
+    }
 
 
 def test_more_requests_than_the_batch_holds_wait_their_turn(bench: Bench, port: SchedulerPort) -> None:
@@ -137,7 +153,7 @@ def test_a_pattern_is_found_where_it_is_in_the_text(pattern: str) -> None:
         ids = [*rng.choices(range(8), k=3), *([6, 7] * rng.randint(20, 90)), *rng.choices(range(8), k=3)]
         texts = [Words().decode(ids[: count + 1]) for count in range(len(ids))]
         want = next((count for count, text in enumerate(texts) if re.search(pattern, text)), None)
-        stops = _Stops.of(params)
+        stops = Stops.of(params)
         assert stops is not None
         found = (count for count, token in enumerate(ids) if stops.check([token], Words())[1])
         assert next(found, None) == want

@@ -4,7 +4,9 @@ import ctypes
 import itertools
 import os
 import pickle
+import sys
 import threading
+import time
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -272,3 +274,33 @@ def test_a_negative_id_is_refused_wherever_it_stands(
     port.push_tokens(column, np.abs(ids), counts)
     ((_, _, body),) = bench.shard.read()
     assert decode_batch(body).first.tolist() == [0, 1]
+
+
+def test_a_push_that_finds_room_lets_no_other_thread_in_between(bench: Bench, port: SchedulerPort) -> None:
+    """Who gives the GIL up for a moment may get it back a switch interval later: longer than many steps."""
+    routes, ids = np.array(receive(bench, port, 1), dtype=np.uint64), np.zeros(1, dtype=np.int32)
+    turns, over = 0, threading.Event()
+
+    def run() -> None:
+        nonlocal turns
+        while not over.is_set():
+            turns += 1
+            time.sleep(0)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        for _ in range(100):
+            time.sleep(0)
+            before = turns
+            for _ in range(250):
+                port.push_tokens(routes, ids, timeout=60)
+            assert turns == before
+            bench.shard.read()
+            bench.shard.release()
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        other.join()

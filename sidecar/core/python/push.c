@@ -6,7 +6,7 @@
  * into a reservation of the lane. Errors are told by the Python subclass's _refuse().
  *
  * The reservation comes first and is also what keeps a second thread out: it is refused while one is open.
- * The GIL: a push that may wait, or whose body is above COPY_WITHOUT_GIL bytes, gives it up. */
+ * The GIL: a push that has to wait, or whose body is above COPY_WITHOUT_GIL bytes, gives it up. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -110,7 +110,10 @@ static int64_t push_columns(Pusher *self, outfeed_decode_step *step, const Py_bu
     step->rows = (uint32_t)rows;
     step->tokens = (uint32_t)tokens;
     *size = self->size(step);
-    if (timeout == 0.0 && *size <= COPY_WITHOUT_GIL) return write_step(self, step, *size, 0);
+    if (*size <= COPY_WITHOUT_GIL) { /* nearly always there is room, and the GIL stays here */
+        int64_t code = write_step(self, step, *size, timeout == 0.0 ? 0 : -1);
+        if (code != RING_FULL || timeout == 0.0) return code;
+    }
     return write_waiting(self, step, *size, (int64_t)(timeout * 1e9));
 }
 

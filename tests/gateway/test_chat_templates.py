@@ -1,0 +1,96 @@
+"""Chat templates: where they are found, what a bad one does, and where a conversation becomes a prompt."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outfeed.gateway.chat import ChatTemplate, NoTemplate
+from outfeed.ingress.tokenize import Tokenize
+
+from .conftest import Serve
+from .fake import TEMPLATE, Played
+
+
+def one(played: Played) -> None:
+    played.end("one")
+
+
+def test_a_model_without_a_template_says_so(serve: Serve) -> None:
+    answer = serve().ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+    assert answer.status == 400
+    assert "chat template" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ messages[0].nothing.more }}", "nothing"),
+        ("{{ 1 / messages[0].content|length - 1 + 'x' }}", "template"),
+    ],
+)
+def test_a_template_that_refuses_or_misbehaves_is_a_400(serve: Serve, template: str, what: str) -> None:
+    running = serve(template=template)
+    answer = running.ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+    assert answer.status == 400
+    assert what in answer.json["error"]["message"]
+
+
+def test_templates_are_found_beside_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    config = tmp_path / "tokenizer_config.json"
+    messages = [{"role": "user", "content": "ü"}]
+    assert ChatTemplate.find(tokenizer) is None
+    config.write_text(json.dumps({"bos_token": {"content": "<s>"}, "chat_template": TEMPLATE}))
+    found = ChatTemplate.find(tokenizer)
+    assert found is not None
+    assert found.render(messages) == "<s><user>ü\n<assistant>"
+    config.write_text(
+        json.dumps({"chat_template": [{"name": "default", "template": "{{ messages|tojson }}"}]})
+    )
+    found = ChatTemplate.find(tokenizer)
+    assert found is not None
+    assert json.loads(found.render(messages)) == messages
+    (tmp_path / "chat_template.jinja").write_text("file")
+    found = ChatTemplate.find(tokenizer)
+    assert found is not None
+    assert found.render(messages) == "file"
+    with pytest.raises(NoTemplate, match="no template"):
+        ChatTemplate("{% if %}")
+    with pytest.raises(NoTemplate, match="cannot read"):
+        ChatTemplate.find(tokenizer, tmp_path / "missing")
+
+
+def test_a_long_conversation_is_made_a_prompt_on_a_thread(serve: Serve) -> None:
+    threads = []
+
+    class Watched(ChatTemplate):
+        def render(self, *conversation: Any) -> str:
+            threads.append(threading.current_thread().name)
+            return super().render(*conversation)
+
+    running = serve(one)
+    running.app.template = Watched(TEMPLATE)
+    for parts, here in ((1, True), (20_000, False)):
+        messages = [{"role": "user", "content": [{"type": "text", "text": ""}] * parts}]
+        assert running.ask("POST", "/v1/chat/completions", {"messages": messages}).status in (200, 400)
+        assert [not name.startswith("outfeed-body") for name in threads] == [here]
+        threads.clear()
+
+
+def test_a_chat_and_an_echo_wait_among_the_texts_that_are_tokenized(serve: Serve) -> None:
+    running = serve(one, template=TEMPLATE)
+    running.backend.tokenize = Tokenize(running.backend.model, waiting=0)
+    long = "word " * 100
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
+        ("/v1/completions", {"prompt": [5, 6, 7], "echo": True}),
+    ):
+        answer = running.ask("POST", path, body)
+        assert answer.status == 503
+        assert "wait to be tokenized" in answer.json["error"]["message"]
