@@ -149,6 +149,20 @@ def test_a_bad_message_ends_nobody(tag: int) -> None:
     assert (front.aborts, front.ends) == ([], [])
 
 
+def test_a_shard_takes_nothing_over_but_its_own_place() -> None:
+    front, told = Front(), []
+    front.reader = Reader(
+        front.egress,  # type: ignore[arg-type]
+        front.on_abort,
+        front.ends.append,
+        lambda shard, epoch: told.append((shard, epoch)),
+    )
+    front.arrive(encode(Takeover(1, 5)), tag=Tag.TAKEOVER)
+    front.arrive(encode(Takeover(0, 7)), tag=Tag.TAKEOVER)
+    assert told == [(0, 7)]
+    assert front.reader.statistics().bad_frames == 1
+
+
 def test_a_step_without_text_does_not_belong_here(caplog: pytest.LogCaptureFixture) -> None:
     front = Front()
     a = front.open(A)
