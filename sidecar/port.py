@@ -275,18 +275,18 @@ class SchedulerPort:
         self._finish(ErrorFrame(route, status, type, message), timeout)
 
     def close(self) -> None:
-        """Detach. Twice is fine; a closed port is not alive and refuses everything else."""
+        """Detach. Twice is fine; a closed port is not alive and refuses everything else.
+
+        Raises WriterBusy while another thread pushes: the port stays as it is.
+        """
         if self._closed:
             return
         self._beat(time.monotonic_ns())
+        self._step.close()  # a ring closes what was opened of it
         self._closed = True
         if os.getpid() == self._pid:
             self._row.state = State.STOPPED
-        if self._consumer is not None:
-            self._consumer.close()
-        self._writer.close()
         self._request.close()
-        self._step.close()
         self._bell.close()
         self._instance.close()
 

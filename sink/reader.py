@@ -97,10 +97,7 @@ class Reader:
 
         False when it is not live: it has ended already, and on_end has been or is being called.
         """
-        live = self._live.pop(route, None)
-        if live is not None:
-            live.channel.on_gone = None
-        return live is not None
+        return self._live.pop(route, None) is not None
 
     def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the draining thread, soon. Any thread."""
@@ -201,23 +198,22 @@ class Reader:
         """Handle frames, then give their room back: a reader that dies in between is read to again."""
         self._stats.frames += len(frames)
         for lane, tag, body in frames:
+            # One frame must not end everybody, and whose rows it had nobody can say: a tally will tell.
             try:
                 self._frame(lane, tag, body)
+            except BadFrame as error:
+                log.error("rejected a frame from shard %d: %s", lane, error)
+                self._stats.bad_frames += 1
             except Exception:
-                # One frame must not end everybody: a tally tells who misses a row of it.
                 log.exception("a frame from shard %d could not be handled", lane)
                 self._stats.bad_frames += 1
         self._egress.release()
 
     def _frame(self, lane: int, tag: int, body: memoryview) -> None:
-        try:
-            if tag == Tag.BATCH:
-                self._batch(check_batch(body))
-                return
-            message = decode(tag, body)
-        except BadFrame as error:
-            self._bad_frame(lane, error)
+        if tag == Tag.BATCH:
+            self._batch(check_batch(body))
             return
+        message = decode(tag, body)
         if isinstance(message, Result):
             self._result(message)
         elif isinstance(message, ErrorFrame):
@@ -227,7 +223,7 @@ class Reader:
         elif isinstance(message, Takeover) and message.shard == lane:
             self._on_takeover(message.shard, message.epoch)
         else:
-            self._bad_frame(lane, BadFrame(f"a {TAG_OF[type(message)].name} frame does not belong here"))
+            raise BadFrame(f"a {TAG_OF[type(message)].name} frame does not belong here")
 
     def _batch(self, step: Checked) -> None:
         """Deliver each row: the usual ones in the C core, all others in `odd`, in order."""
@@ -310,11 +306,6 @@ class Reader:
         live = self._live.get(route)
         return None if live is None else live.next
 
-    def _bad_frame(self, lane: int, error: BadFrame) -> None:
-        """Note a rejected frame. Whose rows it had nobody can say: a tally tells who has too few."""
-        self._stats.bad_frames += 1
-        log.error("rejected a frame from shard %d: %s", lane, error)
-
     def _tally(self, lane: int, tally: Tally) -> None:
         """End who has had less than was sent: all that was came before this in the lane, or never will."""
         for route, tokens, standing in tally.rows:
@@ -385,7 +376,6 @@ class Reader:
         """The one place a request ends."""
         if self._live.pop(live.route, None) is None:
             return
-        live.channel.on_gone = None
         self._remember(live.route)
         if abort is not None:
             self._aborts.append((live.route, live.rid, abort))

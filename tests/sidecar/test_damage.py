@@ -6,7 +6,19 @@ from collections.abc import Iterator
 import pytest
 from outfeed.ring import RingFull
 from outfeed.ring.board import InstanceConfig, Role
-from outfeed.ring.frames import TAG_OF, Abort, Control, Live, Standing, Tag, Tally, decode, encode
+from outfeed.ring.frames import (
+    TAG_OF,
+    Abort,
+    Control,
+    Forget,
+    Live,
+    Result,
+    Standing,
+    Tag,
+    Tally,
+    decode,
+    encode,
+)
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
 from outfeed.sidecar.port import BEAT_EVERY_NS, TALLIED
@@ -14,7 +26,7 @@ from outfeed.sidecar.port import BEAT_EVERY_NS, TALLIED
 from .conftest import Bench
 from .test_port import OTHERS, A, B, generate
 
-NEVER_CAME, CONTROL = make_route(0, 0, 3, 1), make_route(0, 0, 4, 1)
+NEVER_CAME, CONTROL = make_route(0, 0, 0, 1), make_route(0, 0, 4, 1)
 
 
 @pytest.fixture
@@ -140,6 +152,17 @@ def test_a_gateway_says_nothing_of_anothers_requests(bench: Bench, port: Schedul
     assert port.is_live(OTHERS)
     beat(port)
     assert tallies(bench) == []
+    assert bench.instance.board.row(Role.SCHEDULER, 0).get("bad_frames") == 1, "that for another reader"
+
+
+@pytest.mark.parametrize("stray", [Forget(A), Result(A, b"answer"), Tally(0, [(A, 1, 1)])], ids=repr)
+def test_what_no_gateway_says_to_a_scheduler_is_dropped(
+    bench: Bench, port: SchedulerPort, stray: Forget | Result | Tally
+) -> None:
+    bench.gateway.write(TAG_OF[type(stray)], encode(stray))
+    bench.send(generate(A))
+    assert port.recv() == [generate(A)]
+    assert bench.instance.board.row(Role.SCHEDULER, 0).get("bad_frames") == 1
 
 
 @pytest.mark.parametrize("route", [0, 5, 1 << 20])

@@ -223,6 +223,7 @@ def test_a_corrupt_request_lane_costs_its_gateway_alone(bench: Bench, port: Sche
     ring.close()
     # The gateway ends what it has, and cannot say so: no abort of its would come any more.
     assert port.recv() == [Abort(A)]
+    assert bench.instance.board.row(Role.SCHEDULER).get("bad_frames") == 1
     port.push_tokens([OTHERS], [1])
     assert steps(bench)[0].routes.tolist() == [OTHERS]
     assert port.recv() == []
@@ -379,6 +380,8 @@ def test_a_forked_child_cannot_end_its_parents_scheduler(bench: Bench, port: Sch
 
 def test_a_dead_gateways_aborts_are_not_lost_to_a_call_that_fails(bench: Bench, port: SchedulerPort) -> None:
     bench.other.write(Tag.GENERATE, encode(generate(OTHERS)))
+    bench.send(generate(A))
+    bench.instance.board.row(Role.READER, 0).claim(State.RUNNING)  # the one that lives
     port.recv()
     gateway = os.fork()
     if gateway == 0:

@@ -1,7 +1,7 @@
 """Who is stopped at the scheduler, and that it is told so once: the reader's abort rule."""
 
 import pytest
-from outfeed.ring.frames import ErrorFrame, Tag, encode
+from outfeed.ring.frames import ErrorFrame, Result, Tag, encode
 from outfeed.ring.route import make_route
 from outfeed.sink import Error, Frame, open_sink, reader
 
@@ -17,6 +17,27 @@ def test_a_ghost_is_aborted_once() -> None:
     front.arrive(step(row(C, 5)), step(row(C, 6)), step(row(C, 7)))
     assert front.aborts == [(C, "", "unknown route")]
     assert front.reader.statistics().stale_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("tag", "message"), [(Tag.RESULT, Result(C, b"answer")), (Tag.ERROR, ErrorFrame(C, 500, "x", "y"))]
+)
+def test_a_ghost_may_show_itself_by_a_message(tag: Tag, message: Result | ErrorFrame) -> None:
+    front = Front()
+    front.open(A)
+    for _ in range(2):
+        front.arrive(encode(message), tag=tag)
+    assert front.aborts == [(C, "", "unknown route")]
+
+
+def test_a_reader_remembers_who_ended_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "REMEMBERED", 4)
+    front = Front()
+    routes = [make_route(0, 0, slot, 1) for slot in range(10, 20)]
+    for route in routes:
+        front.open(route)
+        front.arrive(step(row(route, 0, "x", END)))
+    assert list(front.reader._ended) == routes[6:]
 
 
 def test_another_readers_ghost_is_not_ours_to_abort() -> None:
@@ -55,7 +76,20 @@ def test_a_slow_client_is_cut_off_and_aborted_once() -> None:
     assert "the client reads too slowly" in error.message
     assert front.aborts == [(A, f"rid-{A}", "sink full")]
     assert front.ends == [A]
+    assert front.reader.statistics().sinks_full == 1
     assert front.reader.statistics().stale_rows == 5
+
+
+def test_an_answer_that_finds_no_room_is_a_slow_client_too() -> None:
+    front = Front()
+    a = front.open(A, capacity=20)
+    front.arrive(step(row(A, 0)))
+    front.arrive(encode(Result(A, b"an answer of its size")), tag=Tag.RESULT)
+    frame, error = waiting(a)
+    assert isinstance(frame, Frame)
+    assert isinstance(error, Error)
+    assert error.type == "client_too_slow"
+    assert front.aborts == [(A, f"rid-{A}", "sink full")]
 
 
 def test_a_vanished_client_is_aborted_before_its_next_row() -> None:
@@ -67,6 +101,21 @@ def test_a_vanished_client_is_aborted_before_its_next_row() -> None:
     assert front.aborts == [(A, f"rid-{A}", "handler gone")]
     front.arrive(step(row(A, 0)))
     assert len(front.aborts) == len(front.ends) == 1
+    assert front.reader.statistics().handlers_gone == 1
+
+
+def test_an_abort_tells_the_handler_what_it_is_given_and_comes_once(caplog: pytest.LogCaptureFixture) -> None:
+    front = Front()
+    a, b = front.open(A), front.open(B)
+    for _ in range(2):
+        front.reader.abort(A, "told to")
+        front.reader.abort(B, "told to", Error(500, "told", "to"))
+    front.reader.drain()
+    assert waiting(a) == [Error(500, "closed", "the stream was closed before the request ended")]
+    assert waiting(b) == [Error(500, "told", "to")]
+    assert front.aborts == [(A, f"rid-{A}", "told to"), (B, f"rid-{B}", "told to")]
+    assert front.reader.statistics().handlers_gone == 0
+    assert caplog.text == ""
 
 
 def test_a_row_that_finds_the_client_gone_aborts_it_once() -> None:
@@ -134,6 +183,7 @@ def test_an_error_aborts_only_what_may_still_run(running: bool) -> None:
     frame, error = waiting(a)
     assert isinstance(frame, Frame)
     assert error == Error(503, "gone", "no scheduler")
+    assert front.reader.statistics().errors == 1
     assert front.aborts == ([(A, f"rid-{A}", "gone")] if running else [])
     assert front.ends == [A]
 
@@ -150,10 +200,13 @@ def test_unregister_forgets_without_a_word() -> None:
 
 def test_failing_all_ends_those_that_were_live_then_and_no_later_one() -> None:
     front = Front()
-    a = front.open(A)
+    over, a = front.open(C), front.open(A)
     front.reader.fail(Error(503, "gone", "no scheduler"), abort="scheduler gone")
+    front.reader.abort(C, "told to")
+    front.reader._requests.rotate()  # as if that had been asked before
     b = front.open(B)
     front.reader.drain()
+    assert [type(item) for item in waiting(over)] == [Error]
     assert waiting(a) == [Error(503, "gone", "no scheduler")]
     assert waiting(b) == []
-    assert front.aborts == [(A, f"rid-{A}", "scheduler gone")]
+    assert front.aborts == [(C, f"rid-{C}", "told to"), (A, f"rid-{A}", "scheduler gone")]

@@ -5,7 +5,8 @@ import threading
 
 import numpy as np
 import pytest
-from outfeed.ring.frames import ErrorFrame, Result, Tag, encode
+from outfeed.ring.families import Kind
+from outfeed.ring.frames import ErrorFrame, Result, Tag, Takeover, encode
 from outfeed.ring.route import make_route
 from outfeed.sink import Control, Done, Error, Frame, Reader, open_sink
 
@@ -25,6 +26,7 @@ def test_rows_reach_their_own_sink() -> None:
     assert (done_a.event.text, done_b.event.text) == ("a0a1", "b0b1")
     assert (front.ends, front.aborts) == ([B, A], [])
     assert front.egress.released > 0
+    assert front.reader.statistics().rows == 4
 
 
 def test_several_rows_of_a_request_in_one_frame_come_in_order() -> None:
@@ -129,7 +131,7 @@ def test_order_between_kinds_is_kept() -> None:
         (0, Tag.ERROR, memoryview(encode(ErrorFrame(A, 500, "x", "y")))),
         (0, Tag.BATCH, memoryview(step(row(A, 1, "never")))),
     ]
-    front.reader.drain()
+    assert front.reader.drain() == 3
     frame, error = waiting(a)
     assert isinstance(frame, Frame)
     assert frame.event.text == "one"
@@ -147,10 +149,25 @@ def test_a_bad_message_ends_nobody(tag: int) -> None:
     assert (front.aborts, front.ends) == ([], [])
 
 
-def test_a_step_without_text_does_not_belong_here() -> None:
+def test_a_shard_takes_nothing_over_but_its_own_place() -> None:
+    front, told = Front(), []
+    front.reader = Reader(
+        front.egress,  # type: ignore[arg-type]
+        front.on_abort,
+        front.ends.append,
+        lambda shard, epoch: told.append((shard, epoch)),
+    )
+    front.arrive(encode(Takeover(1, 5)), tag=Tag.TAKEOVER)
+    front.arrive(encode(Takeover(0, 7)), tag=Tag.TAKEOVER)
+    assert told == [(0, 7)]
+    assert front.reader.statistics().bad_frames == 1
+
+
+def test_a_step_without_text_does_not_belong_here(caplog: pytest.LogCaptureFixture) -> None:
     front = Front()
     a = front.open(A)
     front.arrive(Step(1, [row(A, 0)], egress=False).encode())
+    assert "rejected a frame from shard 0: a BATCH without text" in caplog.text
     assert waiting(a) == []
     assert front.reader.statistics().bad_frames == 1
 
@@ -173,6 +190,41 @@ def test_progress_is_what_a_restore_needs() -> None:
     assert np.frombuffer(mine.ids, "<i4").tolist() == [0, 1]
 
 
+def test_progress_counts_what_only_an_empty_sink_could_take() -> None:
+    front = Front()
+    a = front.open(A, capacity=1)
+    logprobs = {Kind.OUTPUT_LOGPROBS: ([-0.5], [0])}
+    front.arrive(step(Row(A, 0, [7], 1, 9, "é", None, logprobs)))
+    assert len(waiting(a)) == 1
+    front.arrive(step(row(A, 1, "漢")))
+    (mine,) = front.reader.progress(0)
+    assert (mine.text_bytes, np.frombuffer(mine.ids, "<i4").tolist()) == (5, [7, 1])
+
+
+@pytest.mark.parametrize(
+    ("tag", "last"),
+    [
+        (Tag.BATCH, step(row(A, 0, "x", END))),
+        (Tag.RESULT, encode(Result(A, b"answer"))),
+        (Tag.ERROR, encode(ErrorFrame(A, 500, "x", "y"))),
+        (Tag.BATCH, step(row(A, 1))),
+        (Tag.BATCH, step(Row(A, 0, [7], 1, 9, "more than it has room for", None))),
+    ],
+    ids=["the last row", "a result", "an error", "a gap", "what only an empty sink can take"],
+)
+def test_whatever_comes_wakes_who_waits(tag: Tag, last: bytes) -> None:
+    front = Front()
+    a = front.open(A, capacity=20)
+
+    async def story() -> None:
+        reading = asyncio.ensure_future(a.receive())
+        await asyncio.sleep(0)
+        front.arrive(last, tag=tag)
+        await asyncio.wait_for(reading, 30)
+
+    asyncio.run(story())
+
+
 def test_a_callback_that_fails_does_not_stop_the_reader(caplog: pytest.LogCaptureFixture) -> None:
     front = Front()
 
@@ -186,6 +238,23 @@ def test_a_callback_that_fails_does_not_stop_the_reader(caplog: pytest.LogCaptur
     assert isinstance(waiting(a)[0], Done)
     assert isinstance(waiting(b)[0], Done)
     assert "on_end" in caplog.text
+
+
+def test_a_frame_that_cannot_be_handled_is_counted_and_costs_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    front = Front()
+
+    def cannot_restore(shard: int, epoch: int) -> None:
+        raise ZeroDivisionError
+
+    front.reader = Reader(front.egress, front.on_abort, front.ends.append, cannot_restore)  # type: ignore[arg-type]
+    a = front.open(A)
+    front.egress.frames.append((0, Tag.TAKEOVER, memoryview(encode(Takeover(0, 1)))))
+    front.arrive(step(row(A, 0, "x", END)))
+    assert [type(item) for item in waiting(a)] == [Done]
+    assert front.reader.statistics().bad_frames == 1
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_call_that_asks_to_be_called_again_holds_nobody_up() -> None:

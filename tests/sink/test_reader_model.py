@@ -127,7 +127,7 @@ class Story:
         route = self.random.choice(list(self.live or self.all))
         request = self.live.get(route)
         if self.random.random() < 0.5:
-            body = b"answer"
+            body = b"answer" * self.random.choice((1, 5))
             if request and self.fits(request, len(body)):
                 self.finish(request, Control, 0)
             self.arrive(shard_of(route), Tag.RESULT, encode(Result(route, body)))
