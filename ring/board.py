@@ -413,10 +413,6 @@ def _read_config(segment: Segment, name: str) -> InstanceConfig:
         )
     if int.from_bytes(segment.memory[8 * _SPACE_WORD : 8 * _SPACE_WORD + 8], "little") != space():
         raise OtherNamespace(name)
-    if length > _ROWS_AT - _CONFIG_AT:
-        raise NotARing(
-            f"{name} claims a configuration of {length} bytes, at most {_ROWS_AT - _CONFIG_AT} fit"
-        )
     data = bytes(segment.memory[_CONFIG_AT : _CONFIG_AT + length])
     if crc32(data) != check:
         raise NotARing(

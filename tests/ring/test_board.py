@@ -116,6 +116,25 @@ def test_whose_a_row_was_stays_known_when_one_of_its_words_is_written_over(insta
         assert (row.owner, row.alive, row.trouble()) == (owner, False, "has died")
 
 
+def test_the_launcher_knows_its_phase_by_itself(instance: Instance) -> None:
+    seen = Instance.attach(instance.name)
+    instance.board.phase = Phase.DRAINING
+    seen.board.phase = Phase.STARTING
+    assert instance.board.phase == Phase.DRAINING
+    instance.board.keep()
+    assert seen.board.phase == Phase.DRAINING
+    seen.close()
+
+
+def test_every_process_has_a_row_of_its_own() -> None:
+    made = Instance.create(config(shards=3, readers=2, ranks=4))
+    rows = [row for role in Role for row in made.board.rows(role)]
+    assert [(row._base - rows[0]._base) // 32 for row in rows] == list(range(1 + 4 + 3 + 2))
+    assert {row.trouble() for row in rows} == {"is not running"}
+    made.remove()
+    made.close()
+
+
 def test_the_launcher_beats_for_a_shard_that_it_is_about_to_fork(instance: Instance) -> None:
     row = instance.board.row(Role.SHARD, 1)
     row.beat()
