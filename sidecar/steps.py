@@ -158,7 +158,5 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArra
         raise ValueError(f"{name} {shape}: expected a list or an array of one dimension")
     if found.size and found.dtype.kind not in "iu":
         limits = np.iinfo(dtype)
-        raise ValueError(
-            f"{name} has dtype {found.dtype}: expected whole numbers from {limits.min} to {limits.max}"
-        )
+        raise ValueError(f"{name} has dtype {found.dtype}: expected whole numbers from 0 to {limits.max}")
     return np.ascontiguousarray(narrowed(found, np.dtype(dtype), name))

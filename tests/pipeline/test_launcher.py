@@ -157,12 +157,9 @@ def _cpu_seconds(pids: list[int]) -> float:
             ["--tokenizer", "{good}", "--egress-bytes", "1073741824", "--shards", "64", "--readers", "64"],
             "outfeed-launch: instance '{instance}' needs 4398",
         ),
-        *(
-            (
-                ["--tokenizer", "{good}", "--drain-seconds", seconds],
-                f"argument --drain-seconds: {seconds!r} cannot be used: give 0 to 86400 seconds\n",
-            )
-            for seconds in ("nan", "inf", "-1")
+        (
+            ["--tokenizer", "{good}", "--drain-seconds", "nan"],
+            "argument --drain-seconds: 'nan' cannot be used: give 0 to 86400 seconds\n",
         ),
         (
             ["--instance", "No", "--tokenizer", "{good}"],
@@ -184,8 +181,6 @@ def _cpu_seconds(pids: list[int]) -> float:
         "no limit",
         "no room",
         "endless drain",
-        "infinite drain",
-        "negative drain",
         "odd name",
         "no tokenizer",
     ],

@@ -1,12 +1,13 @@
 """A process's own life: what it does about a careless parent, about signals and about limits."""
 
+import argparse
 import errno
 import os
 import subprocess
 import sys
 
 import pytest
-from outfeed.ring.process import fail, refusal
+from outfeed.ring.process import drain_seconds, fail, refusal
 
 SAYS = """
 import os, signal, sys
@@ -55,6 +56,13 @@ def test_a_limit_of_the_system_is_said_with_a_remedy(limit: int, capsys: pytest.
     assert said.startswith(f"launch: [Errno {limit}] {os.strerror(limit)}: ")
     assert "raise" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "86401", "soon", ""])
+def test_a_drain_without_end_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="cannot be used: give 0 to 86400 seconds"):
+        drain_seconds(text)
+    assert [drain_seconds(text) for text in ("0", "2.5", "86400")] == [0, 2.5, 86400]
 
 
 def test_any_other_error_of_the_system_is_raised_again() -> None:

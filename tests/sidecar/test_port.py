@@ -122,7 +122,7 @@ def test_rows_come_as_anything_numpy_understands(bench: Bench, port: SchedulerPo
         (([], []), "1 to .* rows, not 0"),
         (([A], [1, 2]), "ids has 2 entries, the counts of 1 rows sum to 1"),
         (([A], [1], [1, 1]), "counts has 2 entries for 1 rows"),
-        (([A], [1.5]), "ids has dtype float64: expected whole numbers"),
+        (([A], [1.5]), "ids has dtype float64: expected whole numbers from 0 to 2147483647"),
         (([A], np.array([True])), "ids has dtype bool: expected whole numbers"),
         (([A, A], [1, 1 << 31]), r"ids\[1\] is 2147483648: expected -2147483648 to 2147483647"),
         (([A], np.array([1 << 63], np.uint64)), r"ids\[0\] is 9223372036854775808: expected"),
