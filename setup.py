@@ -5,6 +5,8 @@ Everything else about the package is in pyproject.toml. cffi reads the functions
 """
 
 import os
+import sys
+import sysconfig
 from pathlib import Path
 
 from cffi import FFI
@@ -84,6 +86,11 @@ class BuildPy(build_py):
 
 
 if __name__ == "__main__":
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        sys.exit(
+            "outfeed does not run on a free-threaded Python: its C cores are built for the stable ABI, which "
+            "that has not, and count on the GIL; install it in a Python of the same version that has the GIL"
+        )
     setup(
         cmdclass={"build_py": BuildPy},
         cffi_modules=["setup.py:ring", "setup.py:ingress", "setup.py:shards", "setup.py:sidecar"],

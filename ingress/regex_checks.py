@@ -2,7 +2,7 @@
 
 The engine compiles a class to a row of steps that are tried in turn: a range, a bit map, a category. So the
 cost depends on the character: `\\w` takes a letter for the price of one look into Unicode's tables and a `!`
-for that of four. The units were measured with CPython 3.11 (docs/ingress.md has the method).
+for that of four. docs/ingress.md has the method by which the units were measured.
 
 Must not know of graphs.
 """

@@ -117,7 +117,7 @@ def captures(body: Any) -> int:
 
 
 def loses_captures(body: Any, kept: bool = False, again: bool = False) -> bool:
-    """Say whether the engine may lose the span of a group, which ends a search in a SystemError (3.11.7).
+    """Say whether the engine may lose the span of a group, which ends a search in a SystemError (in 3.11).
 
     It does where it gives nothing back (`kept`: an atomic group, a possessive repeat) and goes through a
     group again (`again`): a round that fails leaves the group's new start beside the end of the round

@@ -135,7 +135,7 @@ def analyse(pattern: str) -> Admission:
             raise ValueError(str(error)) from None
     widest = parsed.getwidth()[1]
     max_len = UNBOUNDED if widest >= UNBOUNDED else widest
-    before, after = _context(parsed, flags) if _LOOKS_AROUND(pattern) else (0, 0)
+    before, after = _context(parsed, flags)
     window = min(UNBOUNDED, max(1, max_len + before + after))
     builder = Builder(Alphabet(codes, folds=folds))
     why, cost = "", None
@@ -166,7 +166,6 @@ def _better(cost: Cost | None, worst: Worst | None) -> Cost | None:
     return worst.cost
 
 
-_LOOKS_AROUND = re.compile(r"[\^$]|\\[bBAZ]|\(\?[=!<]").search
 _WARNING_SIGNS = ("[[", "[^[", "--", "&&", "~~", "||", "(?(")
 _warnings_lock = threading.Lock()
 

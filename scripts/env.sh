@@ -2,6 +2,8 @@
 #
 #   EXTRAS=demo,gateway; . "$(dirname "$0")/env.sh"    sets $ROOT and $PY; installs outfeed[EXTRAS] when it has to
 #
+# PYTHON names the Python to make .venv with (PYTHON=python3.13 ./scripts/test).
+#
 # It compiles only when pyproject.toml, setup.py or a C source changed, so that no command replaces the code of an
 # instance that runs; and asks pip for packages only when pyproject.toml changed, or an extra is new that no extra
 # before it held.
@@ -16,14 +18,25 @@ outfeed_fail() {
 }
 
 outfeed_python() {
-    for candidate in "${PYTHON:-}" python3.11 python3 python3.12 python3.13 python3.14; do
-        [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    [ -n "${PYTHON:-}" ] && set -- "$PYTHON" || set -- python3.11 python3 python3.12 python3.13 python3.14
+    fits='import sys, sysconfig
+sys.exit(sys.version_info < (3, 11) or bool(sysconfig.get_config_var("Py_GIL_DISABLED")))'
+    for candidate in "$@"; do
+        if "$candidate" -c "$fits" 2>/dev/null; then
             echo "$candidate"
             return
         fi
     done
-    outfeed_fail "needs Python 3.11 or newer and found none; install it or set PYTHON to its path"
+    outfeed_fail "needs Python 3.11 or newer, not free-threaded; looked for: $*. Install one, or set PYTHON to its path"
+}
+
+# A .venv keeps the Python that it was made with: say so, rather than run on another one than PYTHON names.
+outfeed_same_python() {
+    version='import sys; print(sys.version)'
+    asked=$("$PYTHON" -c "$version") || outfeed_fail "PYTHON is $PYTHON, which does not run"
+    made=$("$PY" -c "$version") || made="one that no longer runs"
+    [ "$asked" = "$made" ] ||
+        outfeed_fail "PYTHON=$PYTHON is $asked, but .venv was made with $made; delete .venv when nothing runs from it"
 }
 
 outfeed_stamp() {
@@ -50,6 +63,7 @@ END
 }
 
 outfeed_install() {
+    [ -z "${PYTHON:-}" ] || ! [ -x "$PY" ] || outfeed_same_python
     extras=$(echo "$1" | tr ',' ' ')
     marks="$ROOT/.venv/outfeed"
     built="built+$(cd "$ROOT" &&

@@ -11,6 +11,7 @@ import argparse
 import logging
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -231,12 +232,13 @@ def find_tokenizer(path: str) -> str:
     Raises:
         LaunchError: there is none.
     """
-    place, why = Path(path), ""
+    place, why = Path(path), " (not a file)"
     try:
-        file = place / "tokenizer.json" if place.is_dir() else place
-        if file.is_file() and os.access(file, os.R_OK):
-            return str(file.resolve())
-        why = " that this user may read" if file.is_file() else ""
+        # Asked of `stat`: from Python 3.14 on `is_file` and `is_dir` keep the reason to themselves.
+        file = place / "tokenizer.json" if stat.S_ISDIR(place.stat().st_mode) else place
+        if stat.S_ISREG(file.stat().st_mode):
+            with file.open("rb"):
+                return str(file.resolve())
     except OSError as error:
         why = f" ({error.strerror})"
     raise LaunchError(f"no tokenizer at {path}{why}: give a tokenizer.json, or a folder that holds one")

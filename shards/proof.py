@@ -74,8 +74,8 @@ def _first_difference(
 
 def _batches(table: TokenTable) -> Iterator[list[list[int]]]:
     vocab = table.meta.vocab
-    entries = np.frombuffer(table.buffer, np.uint8, ENTRY_BYTES * vocab, HEADER_BYTES)
-    entries = entries.reshape(vocab, ENTRY_BYTES)
+    packed = np.frombuffer(table.buffer, np.uint8, ENTRY_BYTES * vocab, HEADER_BYTES)
+    entries = packed.reshape(vocab, ENTRY_BYTES)
     lengths, flags, first_bytes = entries[:, 0], entries[:, 1], entries[:, 2]
     known = np.flatnonzero((flags & KNOWN != 0) & (flags & SPECIAL == 0))
     if not len(known):

@@ -34,12 +34,17 @@ class Checkout:
         python.write_text(STUB.format(calls=self.calls, python=sys.executable), encoding="utf-8")
         python.chmod(0o755)
 
-    def run(self, extras: str) -> list[str]:
-        """Run a command that needs `extras`: what it had pip do, without pip's own options."""
+    def command(self, extras: str, python: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command that needs `extras`, where PYTHON is set as said."""
         self.calls.write_text("", encoding="utf-8")
         command = self.root / "scripts" / "command"
         command.write_text(f'EXTRAS={extras}\n. "$(dirname "$0")/env.sh"\n', encoding="utf-8")
-        done = subprocess.run(["sh", command], capture_output=True, text=True, check=False, env=os.environ)
+        env = {**os.environ, "PYTHON": python}
+        return subprocess.run(["sh", command], capture_output=True, text=True, check=False, env=env)
+
+    def run(self, extras: str, python: str = "") -> list[str]:
+        """Run a command that needs `extras`: what it had pip do, without pip's own options."""
+        done = self.command(extras, python)
         assert done.returncode == 0, done.stderr
         calls = self.calls.read_text(encoding="utf-8").splitlines()
         return ["compile" if " -e " in call else "packages" for call in calls if "setuptools" not in call]
@@ -120,3 +125,23 @@ def test_one_that_is_not_ready_and_read_only_says_so(checkout: Checkout) -> None
         f"command: {checkout.root} cannot be written to, and its .venv is not ready"
     )
     assert done.stderr.count("\n") == 1
+
+
+def test_the_python_that_is_named_is_the_one_that_runs(checkout: Checkout) -> None:
+    assert checkout.run("demo", sys.executable) == ["packages", "compile"]
+    other = checkout.root / "other-python"
+    other.write_text("#!/bin/sh\necho '3.99.0 (another)'\n", encoding="utf-8")
+    other.chmod(0o755)
+    done = checkout.command("demo", str(other))
+    assert done.returncode == 1
+    assert "3.99.0 (another)" in done.stderr
+    assert sys.version.split()[0] in done.stderr
+    assert "delete .venv" in done.stderr
+
+
+def test_no_other_python_stands_in_for_the_one_that_is_named(checkout: Checkout) -> None:
+    shutil.rmtree(checkout.root / ".venv")
+    done = checkout.command("demo", "python-that-is-not-here")
+    assert done.returncode == 1
+    assert "python-that-is-not-here" in done.stderr
+    assert not (checkout.root / ".venv" / "bin").exists()

@@ -99,6 +99,19 @@ def test_a_gateway_without_its_extra_says_what_to_install() -> None:
     )
 
 
+def test_a_free_threaded_python_is_refused_before_anything_is_compiled() -> None:
+    code = (
+        "import runpy, sysconfig; real = sysconfig.get_config_var\n"
+        "sysconfig.get_config_var = lambda name: 1 if name == 'Py_GIL_DISABLED' else real(name)\n"
+        "runpy.run_path('setup.py', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("outfeed does not run on a free-threaded Python")
+
+
 def test_the_readme_names_each_installed_command() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for command in project()["scripts"]:

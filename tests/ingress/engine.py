@@ -75,14 +75,14 @@ class Engine:
                 yield at
         elif op is PAID or (op is sre.AT and self._is_at(av, at)):
             yield at
-        elif op is sre.AT:
+        elif op is sre.AT or op is sre.FAILURE:
             return
         else:
             raise NotImplementedError(op)
 
     def _is_at(self, code: Any, at: int) -> bool:
         pattern = {sre.AT_BOUNDARY: r"\b", sre.AT_NON_BOUNDARY: r"\B"}[code]
-        return bool(self.text) and re.compile(pattern).match(self.text, at) is not None
+        return re.compile(pattern).match(self.text, at) is not None
 
     def _class_repeat(self, op: Any, least: int, most: int, unit: Any, at: int) -> Iterator[int]:
         end = at

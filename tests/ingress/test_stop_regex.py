@@ -4,6 +4,8 @@ import contextlib
 import re
 import threading
 import warnings
+from re import _constants as sre  # type: ignore[attr-defined]
+from re import _parser  # type: ignore[attr-defined]
 
 import pytest
 from outfeed.ingress.admission_cache import Cache
@@ -163,6 +165,14 @@ def test_exponential_is_refused_however_it_is_spelled(pattern: str) -> None:
 def test_the_length_bound_is_finite_where_it_is(pattern: str, max_len: int, window: int) -> None:
     found = analyse(pattern)
     assert (found.max_len, found.window) == (max_len, window)
+
+
+def test_what_looks_beside_itself_is_searched_with_what_is_there() -> None:
+    """However it is spelled: the running engine says which spellings there are."""
+    escapes = [spelled for spelled, (op, _) in _parser.CATEGORIES.items() if op is sre.AT]
+    assert {r"\b", r"\Z"} < set(escapes)
+    for spelled in (*escapes, "^", "$", "(?=y)", "(?<!y)"):
+        assert analyse(f"x{spelled}").window > 1, spelled
 
 
 def test_what_is_not_modelled_says_so() -> None:

@@ -13,10 +13,10 @@ SAYS = """
 import os, signal, sys
 from outfeed.ring.process import OWN_SIGNALS, settle
 settle()
-fds = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in range(3)]
+opened = os.open(os.devnull, os.O_RDONLY)
 blocked = sorted(OWN_SIGNALS & signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 print("said to nobody"), print("this too", file=sys.stderr)
-found = (fds, blocked, int(signal.getsignal(signal.SIGCHLD)), sys.stdin.read())
+found = (opened > 2, blocked, int(signal.getsignal(signal.SIGCHLD)), sys.stdin.read())
 os.write(int(sys.argv[1]), repr(found).encode())
 """
 CARELESS = """
@@ -34,7 +34,7 @@ def test_what_a_careless_parent_left_is_undone() -> None:
     done = subprocess.run(command, pass_fds=[write], timeout=60, check=False)
     os.close(write)
     with os.fdopen(read, encoding="utf-8") as told:
-        assert told.read() == repr((["/dev/null"] * 3, [], 0, ""))
+        assert told.read() == repr((True, [], 0, ""))
     assert done.returncode == 0
 
 
