@@ -70,6 +70,7 @@ def test_a_gap_fails_the_request_and_aborts_it_once(first: int) -> None:
     assert front.aborts == [(A, f"rid-{A}", "gap")]
     assert front.ends == [A]
     assert front.reader.statistics().stale_rows == 2
+    assert front.reader.statistics().gaps == 1
 
 
 def test_a_row_that_overlaps_is_a_gap_too() -> None:

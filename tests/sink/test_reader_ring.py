@@ -112,7 +112,7 @@ def test_a_corrupt_lane_costs_its_shard_alone(egress: tuple[Ring, Doorbell]) -> 
         reader.drain()
         (error,) = waiting(pairs[A][1])
         assert isinstance(error, Error)
-        assert error.type == "corrupt_lane"
+        assert (error.status, error.type) == (500, "corrupt_lane")
         assert waiting(pairs[B][1]) == []
         assert aborts == [(A, str(A), "corrupt lane")]
         sender, source = open_sink(100)
