@@ -268,7 +268,7 @@ def test_a_text_that_comes_again_and_again_is_the_match_as_soon_as_it_has(patter
     found = analyse(pattern)
     assert found.cost is not None
     assert found.cost.degree == 1
-    assert found.refusal(20_000) is None
+    assert found.refusal(16_000) is None
 
 
 @pytest.mark.parametrize("pattern", [r"(ab|a)\1+", r"(aba|ba)\1{2,}"])
