@@ -266,9 +266,8 @@ class Board:
     def __init__(self, segment: Segment, config: InstanceConfig) -> None:
         self._segment = segment
         self._words = memoryview(segment.memory).cast("Q")
-        self._kept: tuple[bytearray, bytes] | None = (
-            None  # header and configuration, if this process made them
-        )
+        # header and configuration, if this process made them
+        self._kept: tuple[bytearray, bytes] | None = None
         self.config = config
 
     @classmethod

@@ -102,9 +102,8 @@ class Shard:
         self._steps = steps
         self._reader = 0
         self._mute: set[int] = set()  # readers whose control lane is
-        self._routes: defaultdict[int, dict[int, int]] = defaultdict(
-            dict
-        )  # reader → slot → who is registered
+        # reader → slot → who is registered
+        self._routes: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._unsure: set[int] = set()  # readers that are to be asked for all they have
         self._asked: dict[int, _Asked] = {}  # those that were, and have yet to say RESTORED
         self._damaged = damaged

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from outfeed.ring import CorruptLane, LaneWriter, Ring, RingClosed, RingFull, WriterBusy
 from outfeed.ring.batch import decode_batch, encode_endings
-from outfeed.ring.families import FAMILIES, Kind, flat_family
+from outfeed.ring.families import FAMILIES, Family, Kind, flat_family
 from outfeed.ring.frames import Generate
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
@@ -145,6 +145,26 @@ def test_columns_from_another_process_carry_families_too(bench: Bench, port: Sch
         )
         assert bool(step.families) == (families is not None)
         bench.shard.release()
+
+
+@pytest.mark.parametrize(
+    ("ids", "family"),
+    [
+        ([5, 6, 7, 8], flat_family([(1, [-0.5], [7])])),  # an id too many
+        ([5, 6, 7], flat_family([(0, [-0.5, -1.0], [5, 6])])),  # row 0 has one token
+        ([5, 6, 7], flat_family([(2, [-0.5], [5])])),  # there is no row 2
+    ],
+)
+def test_a_refused_step_with_families_counts_for_nothing(
+    bench: Bench, port: SchedulerPort, ids: list[int], family: Family
+) -> None:
+    routes = receive(bench, port, 2)
+    port.push_tokens(routes, [1, 2])
+    with pytest.raises(ValueError, match=r"tokens|row"):
+        port.push_tokens(routes, ids, [1, 2], families={Kind.OUTPUT_LOGPROBS: family})
+    port.push_tokens(routes, [5, 6, 7], [1, 2])
+    before, after = (decode_batch(body) for _, _, body in bench.shard.read())
+    assert (before.first.tolist(), after.first.tolist()) == ([0, 0], [1, 1])
 
 
 def test_a_second_thread_is_refused_and_disturbs_nothing(bench: Bench, port: SchedulerPort) -> None:
