@@ -51,7 +51,7 @@ STEPS = 64
 CONTROLS = 1024
 # How many rows and tokens of several steps are decoded as one, at most; and how many bytes of the egress
 # lane's largest frame each is taken to need.
-JOINED = 1 << 12
+JOINED = 1 << 15
 JOINED_BYTES = 16
 # A request's rows in them become one row of at most this part of a frame.
 MERGED_SHARE = 4

@@ -56,7 +56,8 @@ class ChannelFields:
     folding: bool
     gone: bool
     ended: bool
-    def take_one(self) -> Any: ...
+    def take_quick(self) -> Any: ...
+    def pop_plain(self) -> Any: ...
 
 class LiveFields:
     channel: Any

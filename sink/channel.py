@@ -149,8 +149,10 @@ class Channel(ChannelFields):
         fresh, folded = self.fresh, self.folded
         self.folding = True
         try:
-            while fresh and type(event := fresh[0]) is ChunkEvent:
-                del fresh[0]
+            while fresh and type(fresh[0]) is ChunkEvent:
+                event = self.pop_plain()
+                if event is None:
+                    event = fresh.pop(0)  # it has columns
                 if folded is None:
                     folded = self.folded = Merger(event)
                 else:
@@ -170,7 +172,7 @@ class Channel(ChannelFields):
     def take(self) -> Item | None:
         """Return the next item, merged from all that waits; None when nothing does.
 
-        `take_one` (the C core) does the same for one plain event and says False when it is not that.
+        `take_quick` (the C core) does the same for one event or several without columns, else it says False.
         """
         # Not `with`: entering and leaving that costs three times as much, on every item.
         lock = self.lock
@@ -178,7 +180,7 @@ class Channel(ChannelFields):
         try:
             fresh = self.fresh
             if not fresh and self.folded is None:
-                return None  # closed in another thread since `take_one` looked
+                return None  # closed in another thread since `take_quick` looked
             if self.folded is None and (len(fresh) == 1 or type(fresh[0]) is not ChunkEvent):
                 item = fresh.pop(0)
             else:
@@ -296,7 +298,7 @@ class SinkSource:
 
         Raises SinkEnded after the last item, SinkClosed after `close()`.
         """
-        quick = self._channel.take_one()
+        quick = self._channel.take_quick()
         item: Item | None = self._channel.take() if quick is False else quick
         if item is None:
             if self._ended:

@@ -216,43 +216,110 @@ static void channel_dealloc(PyObject *object)
     drop(object);
 }
 
-/* take_one(): the usual case of taking an item. None: nothing waits, or the source was closed (which leaves there
- * what a sender was about to send). False: not the usual case, use take(). */
-static PyObject *channel_take_one(PyObject *object, PyObject *unused)
+/* How many events without columns lie at the front of a list: those that are one by joining text and ids. */
+static Py_ssize_t plain_events(PyObject *items)
+{
+    Py_ssize_t n = 0, waiting = PyList_Size(items);
+    for (; n < waiting; n++) {
+        PyObject *item = PyList_GetItem(items, n);
+        if (Py_TYPE(item) != (PyTypeObject *)event_type || ((Event *)item)->columns != Py_None) break;
+    }
+    return n;
+}
+
+/* The first `count` of the items, which are plain events, as one (new); NULL with an exception. */
+static Event *joined(PyObject *items, Py_ssize_t count)
+{
+    Event *first = (Event *)PyList_GetItem(items, 0), *last = (Event *)PyList_GetItem(items, count - 1);
+    if (count == 1) return (Event *)Py_NewRef((PyObject *)first);
+    Py_ssize_t text_size = 0, ids_size = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Event *event = (Event *)PyList_GetItem(items, i);
+        text_size += PyBytes_Size(event->text_utf8);
+        ids_size += PyBytes_Size(event->ids_raw);
+    }
+    Event *sum = make_event((PyTypeObject *)event_type, PyBytes_FromStringAndSize(NULL, text_size),
+                            PyBytes_FromStringAndSize(NULL, ids_size));
+    if (sum == NULL) return NULL;
+    char *text = PyBytes_AsString(sum->text_utf8), *ids = PyBytes_AsString(sum->ids_raw);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Event *event = (Event *)PyList_GetItem(items, i);
+        Py_ssize_t text_part = PyBytes_Size(event->text_utf8), ids_part = PyBytes_Size(event->ids_raw);
+        memcpy(text, PyBytes_AsString(event->text_utf8), (size_t)text_part);
+        memcpy(ids, PyBytes_AsString(event->ids_raw), (size_t)ids_part);
+        text += text_part, ids += ids_part;
+        sum->generated += event->generated;
+    }
+    sum->first = first->first;
+    sum->prompt_tokens = last->prompt_tokens;
+    sum->stamp_ns = last->stamp_ns;
+    Py_DECREF(sum->finish);
+    sum->finish = Py_NewRef(last->finish);
+    return sum;
+}
+
+/* take_quick(): the usual cases of taking: one event, or several without columns, as one item. None: nothing waits,
+ * or the source was closed (which leaves there what a sender was about to send). False: not usual, use take(). */
+static PyObject *channel_take_quick(PyObject *object, PyObject *unused)
 {
     (void)unused;
     Channel *self = (Channel *)object;
     if (self->gone) Py_RETURN_NONE;
     if (self->folding || (self->folded != NULL && self->folded != Py_None)) Py_RETURN_FALSE;
-    Py_ssize_t waiting = PyList_Size(self->fresh);
+    Py_ssize_t waiting = PyList_Size(self->fresh), count = plain_events(self->fresh);
     if (waiting < 0) return NULL;
     if (waiting == 0) Py_RETURN_NONE;
+    int more = count < waiting && Py_TYPE(PyList_GetItem(self->fresh, count)) == (PyTypeObject *)event_type;
+    if (more && waiting == 1) count = 1, more = 0; /* alone, it may have columns */
+    if (count == 0 || more) Py_RETURN_FALSE;
     PyObject *item = PyList_GetItem(self->fresh, 0);
-    if (item == NULL) return NULL;
-    if (waiting != 1 || Py_TYPE(item) != (PyTypeObject *)event_type) Py_RETURN_FALSE;
-    Event *event = (Event *)item;
-    Py_INCREF(item);
+    Event *event = joined(self->fresh, count);
+    if (event == NULL) return NULL;
+    Py_INCREF(item); /* so that nothing else can come to lie where it does */
     PyObject *wrapped =
-        PyObject_CallFunctionObjArgs(event->finish == Py_None ? frame_type : done_type, item, NULL);
-    Py_DECREF(item); /* `wrapped` has it */
+        PyObject_CallFunctionObjArgs(event->finish == Py_None ? frame_type : done_type, (PyObject *)event, NULL);
+    long long size = event->size;
+    Py_DECREF((PyObject *)event); /* `wrapped` has it */
+    /* The call above may have let another thread in: take them only if they are still there, still first. */
+    int there = !self->folding && PyList_Size(self->fresh) >= count && PyList_GetItem(self->fresh, 0) == item;
+    Py_DECREF(item);
     if (wrapped == NULL) return NULL;
-    /* The call above may have let another thread in: take it only if it is still there, still first. */
-    if (self->folding || PyList_Size(self->fresh) < 1 || PyList_GetItem(self->fresh, 0) != item) {
+    if (!there) {
         Py_DECREF(wrapped);
         Py_RETURN_FALSE;
     }
-    self->taken += event->size;
+    self->taken += size;
     self->limit = self->gone ? -1 : self->capacity + self->taken + self->freed;
     self->received++;
-    if (PyList_SetSlice(self->fresh, 0, 1, NULL) != 0) {
+    self->merged += count - 1;
+    if (PyList_SetSlice(self->fresh, 0, count, NULL) != 0) {
         Py_DECREF(wrapped);
         return NULL;
     }
     return wrapped;
 }
 
+/* pop_plain(): take all events without columns off the front of what waits, as one, and count them as merged;
+ * None when there is none. With the lock held. */
+static PyObject *channel_pop_plain(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Channel *self = (Channel *)object;
+    Py_ssize_t count = plain_events(self->fresh);
+    if (count == 0) Py_RETURN_NONE;
+    Event *event = joined(self->fresh, count);
+    if (event == NULL) return NULL;
+    if (PyList_SetSlice(self->fresh, 0, count, NULL) != 0) {
+        Py_DECREF((PyObject *)event);
+        return NULL;
+    }
+    self->merged += count - 1;
+    return (PyObject *)event;
+}
+
 static PyMethodDef channel_methods[] = {
-    {"take_one", channel_take_one, METH_NOARGS, "Take the one event that waits; None: none does; False: use take()."},
+    {"take_quick", channel_take_quick, METH_NOARGS, "Take the events that wait as one; None: none does; False: use take()."},
+    {"pop_plain", channel_pop_plain, METH_NOARGS, "Take the events at the front off as one; None: there is none."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot channel_slots[] = {

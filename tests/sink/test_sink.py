@@ -6,6 +6,8 @@ import sys
 import tracemalloc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from outfeed.sink import (
     ChunkEvent,
     Columns,
@@ -64,6 +66,49 @@ def test_what_waits_is_merged_into_one_event() -> None:
     assert (item.event.first, item.event.generated, item.event.stamp_ns) == (0, 100, 99)
     stats = source.statistics()
     assert (stats.sent, stats.received, stats.merged, stats.waiting_bytes) == (100, 1, 99, 0)
+
+
+@given(
+    # How many events wait each time, and which of them, by their place in the stream, have columns.
+    st.lists(st.integers(0, 30), max_size=8),
+    st.sets(st.integers(0, 60)),
+    st.sampled_from([Error(500, "x", "y"), Control(b"x"), None]),
+)
+def test_whatever_waits_comes_as_one_with_all_that_it_was(
+    runs: list[int], with_columns: set[int], last: Error | Control | None
+) -> None:
+    sender, source = open_sink(100_000)
+    at = taken = 0
+    for run in runs:
+        events = []
+        for first in range(at, at + run):
+            columns = Columns(output_logprobs=Flat(b"\0" * 4, first.to_bytes(4, "little")))
+            text = "" if first % 5 == 0 else f"é{first}"
+            events.append(chunk(text, first, columns=columns if first in with_columns else None))
+            sender.try_send(Frame(events[-1]))
+        at += run
+        item = source.receive_nowait()
+        if not events:
+            assert item is None
+            continue
+        taken += 1
+        assert isinstance(item, Frame)
+        whole = item.event
+        assert whole.text == "".join(event.text for event in events)
+        assert whole.ids.tolist() == [number for event in events for number in event.ids.tolist()]
+        assert (whole.first, whole.generated) == (at - run, run)
+        assert (whole.prompt_tokens, whole.stamp_ns) == (events[-1].prompt_tokens, events[-1].stamp_ns)
+        asked = [first for first in range(at - run, at) if first in with_columns]
+        sums = whole.columns and whole.columns.output_logprobs
+        assert (sums.ids.tolist() if sums else []) == asked
+        assert whole.size == sum(event.size for event in events)
+        assert source.receive_nowait() is None
+    stats = source.statistics()
+    assert (stats.sent, stats.received, stats.merged, stats.waiting_bytes) == (at, taken, at - taken, 0)
+    if last is not None:
+        sender.try_send(Frame(chunk("a", at)))
+        sender.try_send(last)
+        assert list(source) == [Frame(chunk("a", at)), last]
 
 
 def test_the_last_event_takes_what_waits_with_it() -> None:
