@@ -31,6 +31,7 @@ from ..ring.board import Role
 from ..ring.errors import RingError
 from ..ring.instance import Instance
 from ..ring.process import die_with_parent, drain_seconds, fail, raise_file_limit, say, settle
+from .accepting import Acceptor
 from .app import App, Options
 from .backend import Backend, FrontBackend
 from .chat import ChatTemplate, NoTemplate
@@ -119,7 +120,7 @@ class Server:
         self.app = app
         self._sock = sock
         self.connections = Connections(app, app.limits)
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     @property
@@ -130,9 +131,9 @@ class Server:
 
     async def start(self) -> None:
         """Begin to accept."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self.connections, sock=self._sock, backlog=BACKLOG)
-        self._sweeper = loop.create_task(self._sweep())
+        self._sock.listen(BACKLOG)
+        self._acceptor = Acceptor(self._sock, self.connections)
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def drain(self, seconds: float) -> bool:
         """Refuse what is new and wait for what runs, at most `seconds`; True when all of it was finished."""
@@ -145,9 +146,9 @@ class Server:
 
     async def stop(self) -> None:
         """Stop accepting, end what runs with a 503, and let go of everybody when it has gone out."""
-        assert self._server is not None
+        assert self._acceptor is not None
         assert self._sweeper is not None
-        self._server.close()
+        self._acceptor.close()
         self._sweeper.cancel()
         self.connections.drain()  # before: each answer has to say that it is its connection's last
         self.app.close()
