@@ -28,6 +28,8 @@ class LaneWatch:
         ranks = [_Lane(step, rank, f"the step lane of rank {rank}") for rank in range(step.lanes)]
         self._needed = [own[:1], own[1:], ranks]  # of each at least one, or nothing can be served
         self._lost: dict[_Lane, str] = {}
+        self.fatal: str | None = None
+        """Why no request can be served any more; None when some can. Asked for each request."""
 
     def look(self) -> list[str]:
         """Return what was found corrupt since the last look, each once; see `fatal`."""
@@ -37,17 +39,12 @@ class LaneWatch:
             if position is not None:
                 self._lost[lane] = f"{lane.what} is corrupt (at position {position})"
                 found.append(self._lost[lane])
+        for lanes in self._needed:
+            if self.fatal is None and all(lane in self._lost for lane in lanes):
+                self.fatal = self._lost[lanes[0]]
         return found
 
     @property
     def lost(self) -> list[str]:
         """Everything found corrupt so far."""
         return list(self._lost.values())
-
-    @property
-    def fatal(self) -> str | None:
-        """Why no request can be served any more; None when some can."""
-        for lanes in self._needed:
-            if all(lane in self._lost for lane in lanes):
-                return self._lost[lanes[0]]
-        return None
