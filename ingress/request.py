@@ -5,6 +5,7 @@ can tell; `tokenize` does between them what takes long, on threads. Nothing here
 """
 
 import codecs
+import contextlib
 import json
 import os
 import re
@@ -302,8 +303,11 @@ def _token_array(value: Any, name: str, model: Model) -> NDArray[np.int32]:
         raise BadRequest(name, f"must be a non-empty list of token ids, got {show(value)}")
     if len(value) >= model.context_length:
         raise too_long(name, len(value), model)  # before anything is done with each of them
-    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < model.vocab_size:
-        return np.array(value, dtype="<i4")
+    if set(map(type, value)) == {int}:
+        with contextlib.suppress(OverflowError):
+            array = np.array(value, dtype=np.int64)
+            if array.view(np.uint64).max() < model.vocab_size:  # a negative one is beyond it, too
+                return array.astype("<i4")
     for index, one in enumerate(value):
         if type(one) is not int or not 0 <= one < model.vocab_size:
             raise BadRequest(

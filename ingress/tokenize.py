@@ -236,7 +236,8 @@ def _has_many_entries(body: dict[str, Any]) -> bool:
             if left < 0:
                 return True
             entries = one.values() if type(one) is dict else one
-            deeper += [entry for entry in entries if type(entry) is list or type(entry) is dict]
+            if not {list, dict}.isdisjoint(map(type, entries)):  # a long list of ids is passed over in C
+                deeper += [entry for entry in entries if type(entry) is list or type(entry) is dict]
         level = deeper
     return False
 
