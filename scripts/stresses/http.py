@@ -84,6 +84,7 @@ class Seen:
 
     def idle(self, count: int, seconds: float) -> dict[str, Any]:
         """Hold streams, then drop them."""
+        self.health()  # what the first connection opens stays open
         empty, files = self.memory(), self.files()
         streams = self.open(count)
         # One of them runs, and so must be read: a client that reads nothing is aborted as too slow.
@@ -136,10 +137,7 @@ class Seen:
                 except OSError:
                     sent[i] = -1
             started = time.monotonic()
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
-            connection.request("GET", "/health")
-            assert connection.getresponse().status == 200
-            connection.close()
+            self.health()
             times.append(time.monotonic() - started)
             time.sleep(0.05)
         still = sum(1 for one in sent if one >= 0)
@@ -151,6 +149,13 @@ class Seen:
             "slow_still_open": still,
             "health_meanwhile_ms_p99": round(times[int(0.99 * (len(times) - 1))] * 1e3, 2),
         }
+
+    def health(self) -> None:
+        """Ask for /health on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        connection.close()
 
     def open(self, count: int) -> list[socket.socket]:
         """Start streams without end; return when all are accepted."""
