@@ -22,7 +22,7 @@ from ..ingress.register import Ingress, Ticket
 from ..ingress.request import MAX_TOP_LOGPROBS, Model
 from ..ingress.routes import RouteTable
 from ..ingress.tokenize import Tokenize
-from ..ring import Doorbell, RingStats, wait
+from ..ring import Doorbell, RingStats, logs, wait
 from ..ring.board import Board, InstanceConfig, Phase, Role, State
 from ..ring.instance import Instance
 from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
@@ -476,6 +476,7 @@ class Front:
         ):
             row.put(name, value)
         row.beat()  # last: a heartbeat vouches for the numbers before it
+        logs.due()
 
 
 class Answered(Refused):

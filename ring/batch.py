@@ -399,8 +399,8 @@ def _sealed(header_len: int, parts: list[Any]) -> list[Buffer]:
     """Return the prefix and the parts as one: a copy here is cheaper than many parts in the lane's write."""
     try:
         rest = b"".join(parts)
-    except BufferError as error:
-        raise ValueError(f"a column is not contiguous: {error}") from error
+    except TypeError as error:  # which is what `join` makes of a BufferError
+        raise ValueError(f"a column is not a contiguous buffer: {error}") from error
     size = len(rest)
     return [PREFIX.pack(header_len, PREFIX_BYTES + size, _check(rest, size, header_len)), rest]
 

@@ -20,7 +20,7 @@ Frame = tuple[int, int, memoryview]
 
 _CALLS = tuple(
     address(ffi.addressof(lib, call))
-    for call in ("reader_read", "reader_release", "reader_pending", "readers_wait")
+    for call in ("reader_read", "reader_unread", "reader_release", "reader_pending", "readers_wait")
 )
 
 

@@ -115,9 +115,10 @@ class Family:
             return Family(rows, counts, self.values[entries], self.ids[entries], self.lengths[positions])
         if self.ids is not None:
             return Family(rows, counts, self.values[positions], self.ids[positions])
-        vectors = self.values.reshape(-1, self.width) if self.width else self.values.reshape(0, 0)
-        values = vectors[positions].reshape(-1) if self.width else self.values[:0]
-        return Family(rows, counts, values, width=self.width)
+        if self.width == 0:
+            return Family(rows, counts, self.values)
+        vectors = self.values.reshape(-1, self.width)
+        return Family(rows, counts, vectors[positions].reshape(-1), width=self.width)
 
 
 class TokenTexts:

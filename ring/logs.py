@@ -9,8 +9,9 @@ becomes one escaped field, `trace`. Values with spaces, quotes or line ends are 
 
 A fault is a message of level WARNING or above; its kind is the logger and the message before its arguments
 are filled in. The first of a kind is written at once; of those that follow within the second the last is
-written when the second is over, `suppressed` saying how many others it stands for. "When" is the next log
-call or the process's end: there is no timer. A fault that comes 10,000 times a second costs a line a second.
+written when the second is over, `suppressed` saying how many others it stands for. "When" is the next call
+of `due`, which goes with a process's heartbeat, the next log call, or the process's end: there is no timer. A
+fault that comes 10,000 times a second costs a line a second.
 
 Must not know what is logged.
 """
@@ -91,8 +92,8 @@ class OncePerSecond(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, or keep it back. What was kept back for a second is written first."""
+        self.due()
         now = self._clock()
-        self._write_due(now)
         if record.levelno < logging.WARNING:
             self._target.handle(record)
             return
@@ -119,18 +120,23 @@ class OncePerSecond(logging.Handler):
         finally:
             self.release()
 
-    def _write_due(self, now: float) -> None:
+    def due(self) -> None:
         """Write what was kept back for a second."""
-        for kind in self._kinds.values():
-            if kind.suppressed and now - kind.written >= self._every_s:
-                kind.written = now
-                self._write_kept(kind)
+        self.acquire()
+        try:
+            now = self._clock()
+            for kind in self._kinds.values():
+                if kind.suppressed and now - kind.written >= self._every_s:
+                    kind.written = now
+                    self._write_kept(kind)
+        finally:
+            self.release()
 
     def _write_kept(self, kind: _Kind) -> None:
         """Write the last record that was kept back, with the number of the others."""
         if kind.last is None:
             return
-        kind.last.suppressed = kind.suppressed - 1
+        kind.last.suppressed = kind.suppressed - 1 or None
         record, kind.last, kind.suppressed = kind.last, None, 0
         self._target.handle(record)
 
@@ -141,15 +147,24 @@ def start(process: str, level: int = logging.INFO, stream: TextIO | None = None)
     Again in a forked child, or to rename: the latest call holds.
     """
     root = logging.getLogger()
-    for handler in list(root.handlers):
-        if isinstance(handler, OncePerSecond):
-            root.removeHandler(handler)
-            handler.close()
+    for handler in _limiters():
+        root.removeHandler(handler)
+        handler.close()
     target = logging.StreamHandler(stream or sys.stderr)
     target.setFormatter(LineFormatter(process))
     limiter = OncePerSecond(target)
     root.addHandler(limiter)
     root.setLevel(level)
+
+
+def due() -> None:
+    """Write the faults that were kept back for a second. Call it now and then: a heartbeat does."""
+    for handler in _limiters():
+        handler.due()
+
+
+def _limiters() -> list[OncePerSecond]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, OncePerSecond)]
 
 
 def _route(given: object, event: str) -> object:

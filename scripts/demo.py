@@ -21,6 +21,7 @@ import numpy as np
 from cases import Case, make_cases
 from numpy.typing import NDArray
 from outfeed.gateway.front import Front
+from outfeed.ingress.request import MAX_TOP_LOGPROBS
 from outfeed.ring.board import Role
 from outfeed.ring.errors import RingError
 from outfeed.ring.finish import FinishReason
@@ -113,6 +114,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not 1 <= args.requests <= 16384:
         parser.error(f"--requests {args.requests}: give 1 to 16384")
+    if not 0 <= args.logprobs <= MAX_TOP_LOGPROBS:
+        parser.error(f"--logprobs {args.logprobs}: give 0 to {MAX_TOP_LOGPROBS}")
     return args
 
 
@@ -179,9 +182,9 @@ async def stream_all(
             _, waiting = await asyncio.wait(tasks, timeout=0.1)
             if live and display:
                 live.update(display.render())
+            pipeline.check()  # first: a request that fails because a process died says less
             if not waiting:
                 break
-            pipeline.check()
         for task in tasks:
             task.result()
         return time.monotonic() - begin

@@ -120,6 +120,7 @@ class Launcher:
             supervisor.tend()
             board.keep()
             row.beat()
+            logs.due()
             if board.phase == Phase.STARTING and supervisor.running:
                 board.phase = Phase.RUNNING
                 config = self._config

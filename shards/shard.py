@@ -131,6 +131,7 @@ class _Life:
             return
         self._beaten = now
         self._row.beat()
+        logs.due()
         if now - self._reported > REPORT_EVERY_NS:
             self.report(loop)
         if now - self._checked > CHECK_EVERY_NS:

@@ -71,6 +71,8 @@ class ReplayOptions:
             raise ValueError(
                 f"{self.steps_per_second} steps per second: give up to 1000000, or 0 for no limit"
             )
+        if self.seed < 0:
+            raise ValueError(f"a seed of {self.seed}: give 0 or more")
 
 
 class Replay:

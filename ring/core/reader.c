@@ -104,8 +104,10 @@ static int tell_fault(lane_reader *c) {
 
 static int read_all(lane_reader *c, uint32_t limit, const uint64_t *upto, const frames *out) {
     if (limit < 1 || limit > RING_MAX_BATCH) return RING_ARGUMENT;
-    for (uint32_t lane = 0; lane < c->ring.lanes; lane++)
+    for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
+        c->lanes[lane].before = c->lanes[lane].next;
         if (c->lanes[lane].state == LANE_GOOD) note_quarantine(c, lane);
+    }
     if (c->faults) return tell_fault(c);
     uint64_t bytes = c->body_bytes;
     /* First a fair share each, then whatever is left for whoever has more. */
@@ -129,6 +131,17 @@ int reader_read(lane_reader *c, uint32_t limit, const uint64_t *upto, const fram
     rc = read_all(c, limit, upto, out);
     guard_leave(&c->guard);
     return rc;
+}
+
+int reader_unread(lane_reader *c) {
+    int rc = guard_enter(&c->guard);
+    if (rc != RING_OK) return rc;
+    for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
+        cursor *k = &c->lanes[lane];
+        if (k->before >= k->head) k->next = k->before; /* else it has been released meanwhile */
+    }
+    guard_leave(&c->guard);
+    return RING_OK;
 }
 
 void reader_tell(lane_reader *c) {

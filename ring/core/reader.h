@@ -10,6 +10,7 @@ enum { LANE_GOOD = 0, LANE_FAULTY = 1 /* not told yet */, LANE_SKIPPED = 2 };
 typedef struct cursor {
     uint64_t head; /* released up to here */
     uint64_t next; /* read up to here */
+    uint64_t before; /* … by the reads before the last one */
     uint64_t fault;
     uint8_t state;
     uint8_t moved;

@@ -71,6 +71,13 @@ def test_a_text_that_cannot_be_replayed_is_refused(
     assert "Traceback" not in done.stderr
 
 
+def test_more_logprobs_than_a_request_may_ask_for_are_refused() -> None:
+    done = demo("--logprobs", "129")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--logprobs 129: give 0 to 128" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_instance_that_runs_already_is_refused_and_left_alone(
     small_tokenizer: Path, small_text: Path
 ) -> None:

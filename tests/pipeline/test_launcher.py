@@ -4,8 +4,10 @@ import argparse
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,21 @@ from .commands import LAUNCHER, is_alive, is_running, launched, shard_pids, star
 NUMBERS = itertools.count()
 FORKLESS = str(Path(__file__).with_name("forkless.py"))
 SLOW_START = str(Path(__file__).with_name("slow_start.py"))
+
+
+class Said:
+    """What a process has written to stderr, while it runs."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        self._fd = process.stderr.fileno()
+        os.set_blocking(self._fd, False)
+        self._text = b""
+
+    def so_far(self) -> str:
+        with suppress(BlockingIOError):
+            self._text += os.read(self._fd, 1 << 16)
+        return self._text.decode()
 
 
 def name() -> str:
@@ -90,7 +107,7 @@ def test_a_killed_launcher_takes_its_shards_along_and_the_next_start_is_clean(sm
     assert leftovers(instance) == []
 
 
-def test_a_killed_shard_is_replaced(small_tokenizer: Path) -> None:
+def test_killed_shards_are_replaced_and_the_log_has_each(small_tokenizer: Path) -> None:
     instance = name()
     with launched(instance, "--tokenizer", str(small_tokenizer)) as launcher:
         before = shard_pids(instance)
@@ -100,6 +117,10 @@ def test_a_killed_shard_is_replaced(small_tokenizer: Path) -> None:
         here = Instance.attach(instance)
         assert [row.epoch for row in here.board.rows(Role.SHARD)] == [0, 1]
         here.close()
+        os.kill(before[0], signal.SIGKILL)
+        deaths = [f"shard {shard} (pid {before[shard]}) was killed" for shard in (0, 1)]
+        said = Said(launcher)
+        until("the log to have both deaths", lambda: all(death in said.so_far() for death in deaths))
         launcher.send_signal(signal.SIGINT)
         launcher.wait(60)
     assert leftovers(instance) == []

@@ -1,7 +1,9 @@
 """A BATCH comes out as it went in, or not at all."""
 
 import pickle
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from outfeed.ring import _body
@@ -9,9 +11,11 @@ from outfeed.ring._body import join as join_columns
 from outfeed.ring._body import plain, probe
 from outfeed.ring._core import lib
 from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch
-from outfeed.ring.checked import PREFIX, Checked, _check_all
+from outfeed.ring.checked import MAX_ROWS, PREFIX, Checked, _check_all
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
+
+LENS = np.array([1, 0, 2], "<u4")
 
 
 def _columns(order: str) -> list[np.ndarray]:
@@ -54,6 +58,13 @@ def test_step_form() -> None:
     assert batch.counts.tolist() == [2, 0, 1]
     assert batch.generated.tolist() == [2, 0, 1]
     assert batch.ids.tolist() == [101, 102, 103]
+    assert (batch.text_lens, batch.text, batch.texts, batch.ended, batch.families) == (
+        None,
+        None,
+        None,
+        (),
+        (),
+    )
     assert [(row, reason.to_json()) for row, reason in batch.finishes] == [
         (1, {"type": "length", "length": 5}),
         (2, {"type": "abort", "message": "no", "status_code": None, "err_type": None}),
@@ -78,6 +89,59 @@ def test_a_column_of_the_other_byte_order_is_refused_by_name(place: int, name: s
         encode_batch(77, *columns)
 
 
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"ids": np.array([1, 2], "<i4")}, "counts add up to 3 tokens, but ids has 2"),
+        ({"counts": np.array([2, 1], "<u4")}, r"counts is uint32\[2\], not uint32\[3\]"),
+        ({"first": np.array([1, 2, 3], "<u8")}, r"first is uint64\[3\], not uint32\[3\]"),
+        ({"prompt_tokens": np.array([9, 3, 9, 3, 9, 4], "<u4")[1::2]}, "a column is not a contiguous buffer"),
+        ({"text": b"abc"}, "needs generated, text_lens and text together"),
+        ({"text": b"abc", "text_lens": LENS}, "needs generated, text_lens and text together"),
+        ({"text": b"abc", "text_lens": LENS, "generated": LENS[:2]}, r"generated is uint32\[2\], not uint32"),
+        (
+            {"text": b"abc", "text_lens": LENS.astype("u8"), "generated": LENS},
+            r"text_lens is uint64\[3\], not",
+        ),
+        (
+            {"text": b"ab", "text_lens": LENS, "generated": LENS},
+            "text_lens add up to 3 bytes, but text has 2",
+        ),
+        ({"families": [None] * 6}, "6 families given; expected 7"),
+    ],
+)
+def test_columns_that_do_not_fit_each_other_are_refused_by_name(changed: Any, says: str) -> None:
+    named = dict(zip(("routes", "first", "counts", "prompt_tokens", "ids"), _columns("<"), strict=True))
+    with pytest.raises(ValueError, match=says):
+        encode_batch(77, **{**named, **changed})
+
+
+def test_a_step_has_no_more_rows_than_a_reader_takes() -> None:
+    rows = MAX_ROWS + 1
+    columns = np.ones(rows, "<u8"), *(np.zeros(rows, "<u4") for _ in range(3)), np.zeros(0, "<i4")
+    with pytest.raises(ValueError, match="1048577 rows in a BATCH; at most 1048576: split the step"):
+        encode_batch(77, *columns)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (7, [0, 0, 0], "token_texts in the step form; only the egress form has them"),
+        (8, [1], "ended rows in the step form; only the egress form has them"),
+    ],
+)
+def test_what_only_a_reader_gets_is_refused_in_the_step_form(place: int, value: object, says: str) -> None:
+    rest = join(step())[PREFIX.size :]
+    header_len = PREFIX.unpack_from(join(step()))[0]
+    header = [*msgspec.msgpack.decode(rest[:header_len]), []]
+    header[place] = value
+    packed = msgspec.msgpack.encode(header)
+    body = bytearray(16) + packed + bytes(-len(packed) % 8) + rest[header_len + -header_len % 8 :]
+    body[:16] = PREFIX.pack(len(packed), 0, 0)
+    with pytest.raises(BadBatch, match=says):
+        decode_batch(sealed(body))
+
+
 def test_c_and_python_have_one_layout() -> None:
     """The numbers of core/batch.h against a body that numpy and struct laid out."""
     assert PREFIX.size == _body.PREFIX_BYTES
@@ -96,6 +160,9 @@ def test_select_takes_only_those_rows() -> None:
     assert part.routes.tolist() == [11, 13]
     assert part.ids.tolist() == [101, 102, 103]
     assert [row for row, _ in part.finishes] == [1]
+    for rows in ([2, 0], [1, 1], [-1, 0], [0, 3]):
+        with pytest.raises(ValueError, match=r"not ascending within 0\.\.2"):
+            decoded(step()).select(rows)
 
 
 def test_a_short_body_is_none() -> None:

@@ -1,5 +1,7 @@
 """One lane's life: frames in, frames out, around the end, full, and at every boundary size."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -192,3 +194,41 @@ def test_wait_sees_what_is_there_and_gives_up_in_time(make_ring: MakeRing, bell:
     assert not wait([consumer], 0.0)
     bell.ring()
     assert not wait([consumer], 1.0)
+
+
+WITHOUT_MEMORY = """
+import contextlib, resource, sys
+from outfeed.ring import Doorbell, Ring
+
+name, frames, size = sys.argv[1], 4000, 1 << 20
+with Doorbell.create(name + ".bell") as bell, Ring.create(name, lanes=2, consumers=1, capacity=size) as ring:
+    lanes, consumer = (ring.writer(0), ring.writer(1)), ring.consumer(0, bell)
+    for number in range(frames):
+        lanes[number % 2].write(1, number.to_bytes(4, "little"))
+    numbers = lambda found: [int.from_bytes(body, "little") for _, _, body in found]
+    seen = numbers(consumer.read(2))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), hard))
+    hoard, failed = [], False
+    with contextlib.suppress(MemoryError):
+        while True:
+            hoard.append(bytearray(600))
+    try:
+        consumer.read(frames)
+    except MemoryError:
+        failed = True
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert failed, "there was memory left: the test shows nothing"
+    assert consumer.pending()
+    consumer.release()  # of the first two
+    seen += numbers(consumer.read(frames))
+    assert sorted(seen) == list(range(frames)), f"{frames - len(seen)} frames are lost"
+"""
+
+
+def test_what_a_read_has_no_memory_for_is_read_again(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MEMORY, name], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -115,6 +115,34 @@ def test_a_repeated_fault_costs_a_line_a_second(log: Log) -> None:
     assert log.lines() == []
 
 
+def test_the_last_of_a_kind_is_written_when_its_second_is_over_though_nothing_more_is_said(
+    root: logging.Logger,
+) -> None:
+    clock, stream = Clock(), io.StringIO()
+    limiter = OncePerSecond(logging.StreamHandler(stream), clock=clock)
+    root.addHandler(limiter)
+    for shard in range(2):
+        logging.getLogger("outfeed.x").warning("shard %d was killed", shard)
+    clock.now += 0.9
+    logs.due()
+    assert stream.getvalue() == "shard 0 was killed\n"
+    clock.now += 0.1
+    logs.due()
+    assert stream.getvalue() == "shard 0 was killed\nshard 1 was killed\n"
+    logs.due()
+    assert stream.getvalue().count("\n") == 2
+
+
+def test_a_line_that_stands_for_itself_alone_has_none_suppressed(log: Log) -> None:
+    for number in range(2):
+        log.log.error("dropped frame %d", number)
+    log.handler.flush()
+    assert [(line["event"], line.get("suppressed")) for line in log.lines()] == [
+        ("dropped frame 0", None),
+        ("dropped frame 1", None),
+    ]
+
+
 def test_kinds_do_not_hold_each_other_back(log: Log) -> None:
     for _ in range(3):
         log.log.warning("full")

@@ -140,6 +140,36 @@ def test_ranges_and_types(tag: Tag, fields: list[object], says: str) -> None:
         decode(tag, body_of(tag, fields))
 
 
+@pytest.mark.parametrize(
+    ("tag", "fields"),
+    [
+        (Tag.ERROR, [1, 400, "x", "y"]),
+        (Tag.ERROR, [(1 << 64) - 1, 599, "x", "y"]),
+        (Tag.LIVE, [255, 5, 5, []]),
+        (Tag.LIVE, [0, 1 << 20, 1 << 20, []]),
+        (Tag.TALLY, [255, [[1, (1 << 32) - 1, 2], [(1 << 64) - 1, 0, 0]]]),
+        (Tag.TAKEOVER, [255, 0]),
+        (Tag.RESTORE, [5, "r", [], b"\0" * 256, 0, b"", 0]),
+    ],
+)
+def test_the_ends_of_each_range_are_in_it(tag: Tag, fields: list[object]) -> None:
+    assert TAG_OF[type(decode(tag, body_of(tag, fields)))] is tag
+
+
+def test_what_a_frame_leaves_out_at_its_end_has_a_default() -> None:
+    plain = DecodeOptions(True, True, False, [], [], [], False, False, 0)
+    assert decode(Tag.REGISTER, body_of(Tag.REGISTER, [5, "r", [], b"", 1])) == Register(
+        5, "r", plain, b"", 1
+    )
+    nothing = LogprobOptions(False, 0, [], -1, False, False)
+    generate = decode(Tag.GENERATE, body_of(Tag.GENERATE, [5, "r", b"", {}]))
+    assert generate == Generate(5, "r", b"", {}, nothing, True)
+    error = decode(Tag.ERROR, body_of(Tag.ERROR, [5, 500, "x", "y"]))
+    assert error == ErrorFrame(5, 500, "x", "y", running=False)
+    assert decode(Tag.CONTROL, body_of(Tag.CONTROL, [5, "r", "health"])) == Control(5, "r", "health", b"")
+    assert decode(Tag.ABORT, body_of(Tag.ABORT, [5])) == Abort(5, "")
+
+
 def test_no_tag_no_message() -> None:
     for tag in (Tag.BATCH, 0, 6, 255):
         with pytest.raises(BadFrame, match=f"tag {int(tag)} is no message frame"):

@@ -238,6 +238,7 @@ def test_logprobs_go_to_those_who_asked(bench: Bench, port: SchedulerPort) -> No
         ({"batch": 1 << 17}, "a batch of 131072 rows"),
         ({"tokens_per_step": 0}, "0 tokens per step"),
         ({"steps_per_second": -1.0}, "-1.0 steps per second"),
+        ({"seed": -1}, "a seed of -1: give 0 or more"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

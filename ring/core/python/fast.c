@@ -203,7 +203,7 @@ static PyMethodDef writer_methods[] = {
 typedef struct {
     PyObject_HEAD
     read_call read;
-    reader_call release, pending;
+    reader_call unread, release, pending;
     wait_call wait;
     lane_reader *handle;
     bell *bell;
@@ -289,6 +289,7 @@ static PyObject *Reader_read(PyObject *object, PyObject *args, PyObject *kwargs)
     if (code < 0) return PyObject_CallMethod(object, "_refuse", "i", code);
     self->building = 1;
     PyObject *found = frames_of(self, code);
+    if (found == NULL) self->unread(self->handle); /* no memory: a release must not give back what nobody saw */
     self->building = 0;
     return found;
 }
@@ -383,11 +384,11 @@ static PyObject *Reader_wait(PyObject *object, PyObject *args) {
 
 static PyObject *Reader_bind(PyObject *object, PyObject *args) {
     Reader *self = (Reader *)object;
-    unsigned long long read, release, pending, wait, handle, bell_at;
+    unsigned long long read, unread, release, pending, wait, handle, bell_at;
     PyObject *view, *kept;
     Py_ssize_t lanes;
-    if (!PyArg_ParseTuple(args, "(KKKK)KKOOn", &read, &release, &pending, &wait, &handle, &bell_at, &kept, &view,
-                          &lanes))
+    if (!PyArg_ParseTuple(args, "(KKKKK)KKOOn", &read, &unread, &release, &pending, &wait, &handle, &bell_at, &kept,
+                          &view, &lanes))
         return NULL;
     if (lanes < 1 || lanes > RING_MAX_LANES || self->room != NULL) {
         PyErr_SetString(PyExc_ValueError, "_bind: once, with 1 to 256 lanes");
@@ -401,6 +402,7 @@ static PyObject *Reader_bind(PyObject *object, PyObject *args) {
     self->out.lane = (uint32_t *)(columns + 2 * RING_MAX_BATCH);
     self->out.tag = self->out.lane + RING_MAX_BATCH;
     self->read = (read_call)(uintptr_t)read;
+    self->unread = (reader_call)(uintptr_t)unread;
     self->release = (reader_call)(uintptr_t)release;
     self->pending = (reader_call)(uintptr_t)pending;
     self->wait = (wait_call)(uintptr_t)wait;
@@ -432,7 +434,7 @@ PyDoc_STRVAR(read_doc,
 "lane's position there stay unread.\n\n"
 "A corrupt lane costs itself alone: the frames read before the fault and those of other lanes are returned,\n"
 "then one later call, before it reads anything, raises CorruptLane for it, once; from then on the lane is\n"
-"skipped.");
+"skipped. After a MemoryError nothing was read: the next call finds it again.");
 
 PyDoc_STRVAR(release_doc,
 "release($self, /)\n--\n\n"
