@@ -65,17 +65,18 @@ class DecoderStatistics:
 class Decoder:
     """One shard's requests. One thread at a time.
 
-    A table that says `fallback` needs its tokenizer: it is loaded unless one is given.
+    A table that says `fallback` needs its tokenizer: it is loaded unless one is given. `readers` gateways
+    share the memory that requests may take.
     """
 
-    def __init__(self, table: TokenTable, tokenizer: TokenizerText | None = None) -> None:
+    def __init__(self, table: TokenTable, tokenizer: TokenizerText | None = None, readers: int = 1) -> None:
         self.table = table
         self.statistics = DecoderStatistics()
         self._kernel = Kernel(None if table.fallback else table.buffer)
         self._tokenizer = tokenizer
         if table.fallback and tokenizer is None:
             self._tokenizer = TokenizerText(_tokenizer_of(table.meta))
-        self.budget = Budget()
+        self.budget = Budget(readers)
         self._compiled = Compiled(self.budget)
         self._streams: dict[int, TextStream] = {}
         self._watches: dict[int, PatternWatch] = {}
@@ -110,7 +111,7 @@ class Decoder:
             sent = self._kernel.restore(message.route, message.ids, message.text_bytes, ready)
             # Text that was made and not delivered waits here, however much the gateway says that is.
             owed = self._kernel.look(message.route)
-            self.budget.take(message.route, 2 * owed.held if owed else 0)
+            self.budget.take(reader_of(message.route), message.route, 2 * owed.held if owed else 0)
         except MemoryError:
             self.forget(message.route)
             raise
@@ -122,7 +123,7 @@ class Decoder:
         self._streams.pop(route, None)
         if (watch := self._watches.pop(route, None)) is not None:
             watch.close()
-        self.budget.give_back(route)
+        self.budget.give_back(reader_of(route), route)
         self._detecting.pop(route, None)
         self._patterns.pop(route, None)
         self._wants_texts.discard(route)
@@ -210,12 +211,14 @@ class Decoder:
         least = min(max(options.min_new_tokens, 0), NO_LIMIT)
         watch = None
         try:
-            self.budget.take(route, self._weight(encoded, options))
+            self.budget.take(reader_of(route), route, self._weight(encoded, options))
             if options.detect_stops and options.stop_regex:
-                watch = PatternWatch(options.stop_regex, self._compiled, options.no_stop_trim, least)
+                watch = PatternWatch(
+                    options.stop_regex, self._compiled, reader_of(route), options.no_stop_trim, least
+                )
             self._kernel.register(route, flags, encoded, prompt, prompt_tokens, least)
         except BaseException:
-            self.budget.give_back(route)
+            self.budget.give_back(reader_of(route), route)
             if watch is not None:
                 watch.close()
             raise

@@ -41,31 +41,31 @@ class Found(NamedTuple):
 
 
 class Compiled:
-    """The stop patterns in use, each compiled once however many requests have it, and paid from a budget."""
+    """The stop patterns in use, compiled once for all of a gateway's requests, and paid from its budget."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._users: Counter[str] = Counter()
-        self._compiled: dict[str, Any] = {}
+        self._users: Counter[tuple[int, str]] = Counter()
+        self._compiled: dict[tuple[int, str], Any] = {}
 
-    def take(self, pattern: str) -> Any:
+    def take(self, reader: int, pattern: str) -> Any:
         """Return a pattern compiled, for one more user. Raises what `re` raises, and MemoryError."""
-        if pattern not in self._compiled:
-            self._budget.take(pattern, PATTERN_BYTES)
+        if (reader, pattern) not in self._compiled:
+            self._budget.take(reader, pattern, PATTERN_BYTES)
             try:
-                self._compiled[pattern] = _compile(pattern)
+                self._compiled[reader, pattern] = _compile(pattern)
             except BaseException:
-                self._budget.give_back(pattern)
+                self._budget.give_back(reader, pattern)
                 raise
-        self._users[pattern] += 1
-        return self._compiled[pattern]
+        self._users[reader, pattern] += 1
+        return self._compiled[reader, pattern]
 
-    def give_back(self, pattern: str) -> None:
+    def give_back(self, reader: int, pattern: str) -> None:
         """Let one user go; without any the pattern goes, too."""
-        self._users[pattern] -= 1
-        if not self._users[pattern]:
-            del self._users[pattern], self._compiled[pattern]
-            self._budget.give_back(pattern)
+        self._users[reader, pattern] -= 1
+        if not self._users[reader, pattern]:
+            del self._users[reader, pattern], self._compiled[reader, pattern]
+            self._budget.give_back(reader, pattern)
 
 
 class PatternWatch:
@@ -83,24 +83,26 @@ class PatternWatch:
         "_passed",
         "_patterns",
         "_reach",
+        "_reader",
         "_shelf",
         "_tail",
         "keeps_stops",
     )
 
     def __init__(
-        self, patterns: list[str], compiled: Compiled, keeps_stops: bool = False, least: int = 0
+        self, patterns: list[str], compiled: Compiled, reader: int, keeps_stops: bool = False, least: int = 0
     ) -> None:
         self.keeps_stops = keeps_stops
         """Whether a stop string that ends this request stays in its text."""
         self._patterns: list[str] = []
         self._compiled: list[Any] = []
         self._shelf = compiled
+        self._reader = reader
         longest = 0
         try:
             for pattern in patterns:
                 longest = max(longest, min(int(parser.parse(pattern).getwidth()[1]), LONGEST))
-                self._compiled.append(compiled.take(pattern))
+                self._compiled.append(compiled.take(reader, pattern))
                 self._patterns.append(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             self.close()
@@ -118,7 +120,7 @@ class PatternWatch:
     def close(self) -> None:
         """Let the patterns go: this watch searches no more."""
         while self._patterns:
-            self._shelf.give_back(self._patterns.pop())
+            self._shelf.give_back(self._reader, self._patterns.pop())
 
     def seen(self, text: str, tokens: int) -> None:
         """Remember text that was searched before, by another shard, and how many tokens had made it."""

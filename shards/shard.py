@@ -52,7 +52,8 @@ def run_shard(instance: str, shard: int) -> None:
 
 
 def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
-    decoder = Decoder(TokenTable.attach(segment_name(opened.name, "tokens")))
+    table = TokenTable.attach(segment_name(opened.name, "tokens"))
+    decoder = Decoder(table, readers=opened.config.readers)
     row.put("table", 0 if decoder.table.fallback else 1)
     lanes = _Lanes(opened, shard, bell)
     life = _Life(opened, row)

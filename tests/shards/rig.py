@@ -59,7 +59,7 @@ class Rig:
         self._heard: list[list[Batch | Message | Handover]] = [[], []]
         self.shard = Shard(
             0,
-            Decoder(table),
+            Decoder(table, readers=2),
             self.rings["control"].consumer(0, self.bell),
             self.rings["step"].consumer(0, self.bell),
             lambda reader: self.rings[f"egress{reader}"].writer(0) if reader < 2 else None,

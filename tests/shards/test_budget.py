@@ -28,7 +28,7 @@ def register(decoder: Decoder, route: int, options: DecodeOptions) -> None:
 def test_what_is_above_the_limit_is_refused_and_who_is_there_goes_on(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     decoder = rig.shard.decoder
-    decoder.budget.limit = 3 * WEIGHT
+    decoder.budget.limit = 4 * WEIGHT  # three of them through one of two gateways
     rig.register(*ROUTES[:4], options=STOPS)
     rig.register(ROUTES[4])
     rig.push([(route, 0, [65]) for route in ROUTES[:5]])
@@ -131,13 +131,62 @@ def test_a_stream_without_a_table_is_paid(table_of: Callable[[str], TokenTable])
     assert decoder.budget.used == STREAM_BYTES
 
 
+def test_no_gateway_has_anothers_requests_refused(make_rig: Callable[..., Rig]) -> None:
+    """Not with stops, and not with patterns, the same as the others' included."""
+    rig = make_rig()
+    rig.shard.decoder.budget.limit = 8 * (PATTERN_BYTES + WATCH_BYTES)
+    pattern = DecodeOptions(stop_regex=["a+b"], detect_stops=True)
+    mine = [make_route(0, 0, slot, 1) for slot in range(2)]
+    rig.register(mine[0], options=pattern)
+    hostile = [make_route(1, 0, slot, 1) for slot in range(400)]
+    for slot, route in enumerate(hostile[:20]):
+        rig.register(route, options=DecodeOptions(stop_regex=[f"a{slot}"], detect_stops=True))
+    rig.register(*hostile[20:], options=STOPS)
+    rig.shard.turn()
+    refused = [message for message in rig.hear(1) if isinstance(message, ErrorFrame)]
+    assert len(refused) > 100
+    assert "through gateway 1 now" in refused[0].message
+    rig.register(mine[1], options=DecodeOptions(stop_regex=["b+c"], detect_stops=True))
+    rig.push([(route, 0, [65]) for route in mine])
+    rig.shard.turn()
+    assert only_batch(rig.hear()).routes.tolist() == mine
+    for route in hostile:
+        rig.say(Forget(route))
+    rig.shard.turn()
+    rig.register(*ROUTES[2:6], options=STOPS)
+    rig.shard.turn()
+    assert rig.hear() == []
+
+
 def test_the_limit_itself_may_be_taken() -> None:
-    budget = Budget(10)
-    budget.take("a", 4)
-    budget.take("a", 6)
-    with pytest.raises(MemoryError, match=r"10 are taken, and 1 more"):
-        budget.take("b", 1)
-    budget.give_back("b")
+    budget = Budget(limit=10)
+    budget.take(0, "a", 4)
+    budget.take(0, "a", 6)
+    with pytest.raises(MemoryError, match=r"10 are taken there, and 1 more"):
+        budget.take(0, "b", 1)
+    budget.give_back(0, "b")
     assert budget.used == 10
-    budget.give_back("a")
+    budget.give_back(0, "a")
     assert budget.used == 0
+
+
+def test_whatever_the_others_take_each_gateway_has_its_share() -> None:
+    """Of 24 bytes and three gateways: 4 for each, and 12 for whoever comes first."""
+    budget = Budget(3, limit=24)
+    for size in (3, 2):  # one whose own share has room, and a common part, too
+        budget.take(0, "mine", size)
+    budget.take(1, "much", 4 + 11)
+    with pytest.raises(MemoryError, match="15 of them through gateway 1 now; 15 are"):
+        budget.take(1, "more", 1)
+    with pytest.raises(MemoryError):
+        budget.take(0, "more", 1)
+    budget.take(2, "share", 4)
+    with pytest.raises(MemoryError):
+        budget.take(2, "more", 1)
+    assert budget.used == budget.limit
+    budget.give_back(0, "mine")
+    budget.take(1, "more", 1)
+    budget.take(0, "share", 4)
+    assert budget.used == budget.limit
+    budget.give_back(1, "much")
+    budget.take(2, "more", 12)

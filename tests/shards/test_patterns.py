@@ -193,7 +193,7 @@ class Counted(bytes):
 def test_a_long_row_is_not_decoded_again_for_each_of_its_tokens() -> None:
     """That grew with the square of its length."""
     text = Counted("日本".encode() * 500)
-    watch = under_test.PatternWatch(["Q"], under_test.Compiled(Budget()))
+    watch = under_test.PatternWatch(["Q"], under_test.Compiled(Budget()), 0)
     ends = list(range(3, len(text) + 1, 3))
     assert under_test.WatchedRow(0, 1, watch, text, len(text), ends, 0).search(False) is None
     assert text.read <= 3 * len(text)
