@@ -22,6 +22,14 @@ from .shapes import DONE, error_json, http_status, sse
 log = logging.getLogger(__name__)
 
 
+class Unanswerable(Exception):
+    """What came from the scheduler is not what the client asked for, and would pass for it."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.error = Error(400, kind, message)
+
+
 class Renderer(Protocol):
     """How one prompt's events look in a stream; each call returns whole `data:` events, or nothing."""
 
@@ -29,7 +37,7 @@ class Renderer(Protocol):
         """What comes before any token."""
 
     def delta(self, event: ChunkEvent) -> bytes:
-        """An event, the last one (it has a finish reason) too."""
+        """An event, the last one (it has a finish reason) too. Raises Unanswerable."""
 
     def failure(self, error: Error) -> bytes:
         """The request failed."""
@@ -222,9 +230,17 @@ class StreamAnswer(Answer):
 
     def event(self, index: int, event: ChunkEvent) -> None:
         """Send it; the very last goes out with the stream's end."""
-        data = self._renderers[index].delta(event)
+        try:
+            data = self._renderers[index].delta(event)
+        except Unanswerable as why:
+            self._give_up(index, event, why.error)
+            return
         if len(data) > self._most:
-            self._too_large(index, event)
+            message = (
+                f"an event of the stream has more than {self._most} bytes, the most that is sent in one "
+                "piece: ask for fewer tokens or log probabilities, or run the server with --incremental"
+            )
+            self._give_up(index, event, Error(400, "answer_too_large", message))
         elif event.finish is not None and self._left == 1:
             self._pending = data
         else:
@@ -234,12 +250,9 @@ class StreamAnswer(Answer):
         """Send it as an event."""
         self.exchange.send(self._renderers[index].failure(error))
 
-    def _too_large(self, index: int, event: ChunkEvent) -> None:
-        message = (
-            f"an event of the stream has more than {self._most} bytes, the most that is sent in one piece: "
-            "ask for fewer tokens or log probabilities, or run the server with --incremental"
-        )
-        self.failure(index, Error(400, "answer_too_large", message))
+    def _give_up(self, index: int, event: ChunkEvent, error: Error) -> None:
+        """End the stream that this event is of with an error instead of it."""
+        self.failure(index, error)
         if event.finish is None:
             feed = self._feeds[index]
             feed.over = True
@@ -256,7 +269,7 @@ class Collector(Protocol):
     """One prompt's whole answer in the making."""
 
     def add(self, event: ChunkEvent) -> int:
-        """Add an event; return how many bytes of answer there are now, about."""
+        """Add an event; return how many bytes of answer there are now, about. Raises Unanswerable."""
 
 
 class WholeAnswer(Answer):
@@ -285,7 +298,11 @@ class WholeAnswer(Answer):
 
     def event(self, index: int, event: ChunkEvent) -> None:
         """Add it up."""
-        size = self._collectors[index].add(event)
+        try:
+            size = self._collectors[index].add(event)
+        except Unanswerable as why:
+            self.failure(index, why.error)
+            return
         self._size += size - self._sizes[index]
         self._sizes[index] = size
         if self._size > self._most:

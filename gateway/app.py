@@ -106,6 +106,8 @@ class App:
             "/v1/completions": ("POST", self._in_task(self._completions)),
             "/v1/chat/completions": ("POST", self._in_task(self._chat)),
             MODELS: ("GET", self._models),
+            "/model_info": ("GET", self._model_info),
+            "/get_model_info": ("GET", self._model_info),
             "/health": ("GET", self._health),
             "/health_generate": ("GET", self._in_task(self._health_generate)),
             "/server_info": ("GET", self._server_info),
@@ -216,6 +218,9 @@ class App:
             return template.render(check_messages(asked.get("messages")), asked.get("tools"), more)
 
         # A template writes the special tokens itself; the tokenizer must not add them once more.
+        defaults = self.backend.model.defaults
+        # Where nobody says how long a chat's answer may be, it ends where the model ends it.
+        body["sampling_params"].setdefault("max_new_tokens", defaults.get("max_new_tokens"))
         with self._running.room(generate.count_prompts(body)):
             prompt = await self.backend.tokenize.aside(render, len(exchange.request.body))
             (body["input_ids"],) = await self.backend.tokenize.encode([prompt], "messages", special=False)
@@ -287,6 +292,11 @@ class App:
             "max_model_len": self.backend.model.context_length,
         }
 
+    def _model_info(self, exchange: Exchange) -> None:
+        name = self.backend.name
+        info = {"model_path": name, "served_model_name": name, "is_generation": True}
+        exchange.respond(200, msgspec.json.encode(info))
+
     def _health(self, exchange: Exchange) -> None:
         why = "the gateway is draining" if self.draining else self.backend.trouble()
         if why is None:
@@ -313,6 +323,8 @@ class App:
         try:
             body = decode_body(exchange.request.body, max_bytes=MAX_ABORT_BYTES)
             rid = body.get("rid") if type(body) is dict else None
+            if type(body) is dict and body.get("abort_all"):
+                raise BadRequest("abort_all", "is not taken here: a client ends its own requests, by rid")
             if type(rid) is not str or not 0 < len(rid) <= MAX_RID_CHARACTERS:
                 raise BadRequest(
                     "rid", f"must be a string of 1 to {MAX_RID_CHARACTERS} characters, got {show(rid)}"

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ..sink.columns import Columns, Flat, Ragged
+from .answer import Unanswerable
 from .offsets import Offsets
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -50,8 +51,7 @@ class CompletionLogprobs:
     """The `logprobs` of one text completion, event by event.
 
     skipped: which of the output's tokens its text has not.
-    echo: the prompt's text, when the client gets it before the output: then its tokens are told too, if the
-    scheduler tells of them.
+    echo: the prompt's text, when the client gets it before the output: then its tokens are told too.
     """
 
     def __init__(
@@ -60,10 +60,24 @@ class CompletionLogprobs:
         self._token_bytes = token_bytes
         self._skipped = skipped
         self._echo = echo
+        self._begun = False
         self._places = Offsets(len(echo or ""))
 
     def render(self, columns: Columns | None, text: str, last: bool) -> dict[str, Any]:
-        """Return the object for what came with `text`, which is the output's alone."""
+        """Return the object for what came with `text`, which is the output's alone.
+
+        Raises:
+            Unanswerable: an echo's log probabilities have not come with the first event. Who adds up those of
+                a prompt to weigh it would take none for a sum of 0.
+        """
+        if not self._begun:
+            self._begun = True
+            if self._echo is not None and (columns is None or columns.input_logprobs is None):
+                raise Unanswerable(
+                    "no_prompt_logprobs",
+                    "echo: with logprobs it tells the log probabilities of the prompt, and this scheduler "
+                    "sends none; leave out one of the two",
+                )
         if columns is None:
             positions, prompt = [], []
         else:

@@ -16,6 +16,7 @@ import msgspec
 
 from ..ingress.errors import BadRequest, show
 from ..ingress.fields import boolean
+from ..ingress.request import asks_nothing
 from ..sink import ChunkEvent, Error
 from .answer import failure_event
 from .logprobs import CompletionLogprobs, LogprobsSum, Skipped, TokenBytes, chat_logprobs
@@ -25,6 +26,29 @@ _encode: Final = msgspec.json.Encoder().encode
 
 COMPLETION_MAX_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
+
+NOT_TAKEN: Final = {
+    "allowed_token_ids": "use logit_bias",
+    "bad_words": "use logit_bias",
+    "chat_template": "the server's own is used",
+    "continue_final_message": "render the chat yourself and complete it",
+    "custom_logit_processor": "use custom_params, if the scheduler knows some",
+    "documents": "put them into a message, or into chat_template_kwargs",
+    "functions": "describe them to the model as tools",
+    "guided_choice": "use regex",
+    "guided_grammar": "use ebnf",
+    "guided_json": "use response_format",
+    "guided_regex": "use regex",
+    "include_stop_str_in_output": "use no_stop_trim",
+    "lora_path": "there is one model here",
+    "prompt_embeds": "give a prompt",
+    "prompt_logprobs": "complete with echo and logprobs",
+    "structured_outputs": "use response_format, regex or ebnf",
+    "suffix": "leave it out",
+    "truncate_prompt_tokens": "shorten the prompt",
+    "use_beam_search": "leave it out",
+}
+"""Fields, most of them other servers', without which a client would get another answer than it asked for."""
 
 
 @dataclass(slots=True)
@@ -62,8 +86,6 @@ def completion_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted]:
     generate["sampling_params"].setdefault("max_new_tokens", COMPLETION_MAX_TOKENS)
     first = prompt[0] if type(prompt) is list and prompt else prompt
     generate["text" if type(first) is str else "input_ids"] = prompt
-    if body.get("suffix"):
-        raise BadRequest("suffix", "is not supported; leave it out")
     if (best := body.get("best_of")) is not None and not (type(best) is int and best == 1):
         raise BadRequest("best_of", f"must be 1, got {show(best)}")
     count = body.get("logprobs")
@@ -247,6 +269,9 @@ def _envelope(wanted: Wanted, stream: bool) -> dict[str, Any]:
 def _start(body: Any, model: str, chat: bool) -> tuple[dict[str, Any], Wanted]:
     if type(body) is not dict:
         raise BadRequest("", f"the body must be a JSON object, got {show(body)}")
+    for name, value in body.items():
+        if name in NOT_TAKEN and not asks_nothing(value):
+            raise BadRequest(name, f"is not supported, got {show(value)}; {NOT_TAKEN[name]}")
     named = body.get("model")
     if named is not None and type(named) is not str:
         raise BadRequest("model", f"must be a string, got {show(named)}")
@@ -275,8 +300,8 @@ def _must_be_text(body: Mapping[str, Any]) -> None:
     modalities = body.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise BadRequest("modalities", f'must be ["text"], got {show(modalities)}')
-    if body.get("functions") is not None:
-        raise BadRequest("functions", "is not supported; describe them to the model as tools")
+    if (asked := body.get("add_generation_prompt")) is not None and asked is not True:
+        raise BadRequest("add_generation_prompt", f"must be true, got {show(asked)}: the model speaks next")
     tools, choice = body.get("tools"), body.get("tool_choice")
     if tools is not None and not (type(tools) is list and all(type(one) is dict for one in tools)):
         raise BadRequest("tools", f"must be a list of objects, got {show(tools)}")

@@ -55,6 +55,26 @@ GENERATE_FIELDS = (
 )
 
 
+OTHER_SERVERS_FIELDS = frozenset(
+    (
+        "audio_data",
+        "background",
+        "custom_logit_processor",
+        "image_data",
+        "input_embeds",
+        "lora_id",
+        "lora_path",
+        "modalities",
+        "require_reasoning",
+        "return_indexer_topk",
+        "return_routed_experts",
+        "session_params",
+        "video_data",
+    )
+)
+"""What clients of other servers send with every request, nearly always to say that they want none of it."""
+
+
 class Tokenizer(Protocol):
     """What is needed of `tokenizers.Tokenizer`."""
 
@@ -207,10 +227,9 @@ def parse_generate(body: Any, model: Model) -> GenerateRequest:
     """Check a decoded `/generate` body; BadRequest names the field and, in a list, the entry."""
     if type(body) is not dict:
         raise BadRequest("", f"the body must be a JSON object, got {show(body)}")
-    for name in body:
-        if name not in GENERATE_FIELDS:
-            known = ", ".join(GENERATE_FIELDS)
-            raise BadRequest("", f"unknown field {show(name)}; the known ones are {known}")
+    for name, value in body.items():
+        if name not in GENERATE_FIELDS and value is not None:
+            _must_ask_nothing(name, value)
     texts, ids, batch = _prompts(body, model)
     count = len(texts)
     params = parse_each(
@@ -232,6 +251,20 @@ def parse_generate(body: Any, model: Model) -> GenerateRequest:
     )
 
 
+def _must_ask_nothing(name: str, value: Any) -> None:
+    """Refuse a field that is not taken here, unless it says that what it is about is not wanted."""
+    if name not in OTHER_SERVERS_FIELDS:
+        known = ", ".join(GENERATE_FIELDS)
+        raise BadRequest("", f"unknown field {show(name)}; the known ones are {known}")
+    if not asks_nothing(value):
+        raise BadRequest(name, f"is not supported here; leave it out, got {show(value)}")
+
+
+def asks_nothing(value: Any) -> bool:
+    """Whether a field with this value says that what it is about is not wanted."""
+    return value is None or value is False or value in ("", [], {})
+
+
 def ready(prompt: Prompt, ids: NDArray[np.int32] | Sequence[int], stream: bool, model: Model) -> Ready:
     """Check a prompt's ids against the context length and the logprob start; BadRequest names the field."""
     array = np.ascontiguousarray(ids, dtype="<i4")
@@ -244,8 +277,8 @@ def ready(prompt: Prompt, ids: NDArray[np.int32] | Sequence[int], stream: bool, 
     if wanted is not None and count + wanted > model.context_length:
         raise BadRequest(
             f"{WHERE}.max_new_tokens",
-            f"must be at most {model.context_length - count} after a prompt of {count} tokens (the context "
-            f"holds {model.context_length}), got {wanted}",
+            f"must be at most {model.context_length - count} after a prompt of {count} tokens, got {wanted}: "
+            f"{_context(model)}",
         )
     start = prompt.logprobs.logprob_start_len
     if start > count:
@@ -255,9 +288,12 @@ def ready(prompt: Prompt, ids: NDArray[np.int32] | Sequence[int], stream: bool, 
 
 def too_long(field: str, count: int, model: Model) -> BadRequest:
     """Make the complaint about a prompt of `count` tokens."""
-    return BadRequest(
-        field, f"has {count} tokens, and the context holds {model.context_length} with the output; shorten it"
-    )
+    return BadRequest(field, f"has {count} tokens; {_context(model)}, output included: shorten it")
+
+
+def _context(model: Model) -> str:
+    # Clients know a prompt that is too long by these words, which are OpenAI's: litellm, for one.
+    return f"this model's maximum context length is {model.context_length} tokens"
 
 
 def make_rid() -> str:

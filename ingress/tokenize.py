@@ -182,8 +182,8 @@ class Tokenize:
         if size > most:
             raise BadRequest(
                 field,
-                f"has {size} UTF-8 bytes, and the {context} tokens that the context holds are {most} at most "
-                f"({self._longest} in the longest); shorten it",
+                f"has {size} UTF-8 bytes; this model's maximum context length is {context} tokens, which are "
+                f"{most} bytes at most ({self._longest} in the longest): shorten it",
             )
 
     def _admit(self, count: int, what: str) -> None:

@@ -30,7 +30,7 @@ from ..ring.frames import Abort, Control, Generate, LogprobOptions
 from ..ring.process import die_with_parent, fail, settle
 from .port import SchedulerPort
 from .replay_columns import logprob_families
-from .replay_stops import NO_LIMIT, Detokenize, Stops, prompt_tail
+from .replay_stops import Detokenize, Stops, prompt_tail
 from .steps import MAX_ROWS
 
 log = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ class Replay:
 
     def _admit(self, request: Generate) -> None:
         limit = request.sampling_params.get("max_new_tokens")
-        limit = NO_LIMIT if limit is None else int(limit)
+        limit = self._corpus.size if limit is None else int(limit)  # no limit: the text once
         if limit == 0:
             self._push(
                 np.array([request.route], dtype=np.uint64),

@@ -68,11 +68,7 @@ SAID = [
     ("docs/http.md", f"| bytes waiting in a sink | {SINK_BYTES // MIB} MiB |"),
     ("docs/http.md", f"| pipelined requests | {HTTP.pipelined} |"),
     ("docs/http.md", f"when a token came back from the scheduler within {PROBE_S:g} s"),
-    (
-        "docs/http.md",
-        f"`max_tokens` defaults to {COMPLETION_MAX_TOKENS} for completions and "
-        f"{sampling.DEFAULT_MAX_NEW_TOKENS} for chats",
-    ),
+    ("docs/http.md", f"`max_tokens` defaults to {COMPLETION_MAX_TOKENS} for completions;"),
     ("docs/operations.md", f"| request | {CONFIG.request_bytes // MIB} MiB |"),
     ("docs/operations.md", f"| control | {CONFIG.control_bytes // MIB} MiB |"),
     ("docs/operations.md", f"| step | {CONFIG.step_bytes // MIB} MiB |"),

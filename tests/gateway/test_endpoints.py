@@ -60,6 +60,8 @@ def test_models_and_server_info(serve: Serve) -> None:
     missing = running.ask("GET", "/v1/models/other")
     assert missing.status == 404
     assert "there is no model 'other' here; there is 'fake'" in missing.json["error"]["message"]
+    for path in ("/model_info", "/get_model_info"):  # how SGLang's clients ask
+        assert running.ask("GET", path).json["model_path"] == "fake"
     info = running.ask("GET", "/server_info").json
     assert info["model"] == "fake"
     assert info["instance"] == {"instance": "fake"}
@@ -138,6 +140,8 @@ def test_an_abort_of_nobody_is_passed_on_and_fine(serve: Serve) -> None:
     assert running.ask("POST", "/abort_request", {}).status == 400
     assert running.ask("POST", "/abort_request", {"rid": 5}).status == 400
     assert running.ask("POST", "/abort_request", {"rid": ""}).status == 400
+    everybody = running.ask("POST", "/abort_request", {"rid": "", "abort_all": True})
+    assert (everybody.status, "abort_all" in everybody.json["error"]["message"]) == (400, True)
 
 
 def test_a_scrape_adds_the_other_gateways_counts(serve: Serve) -> None:

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 import numpy as np
 import openai
 import pytest
+from outfeed.ingress.request import Model
 from outfeed.ring.finish import FinishReason
 from outfeed.sink.columns import Columns, Flat, Ragged
 
-from .conftest import Running, Serve
-from .fake import TEMPLATE, Played
+from .conftest import Running, Serve, eventually
+from .fake import TEMPLATE, VOCABULARY, Played, WordTokenizer
+
+LIMITED = {"max_new_tokens": 7}
 
 
 def three(played: Played) -> None:
@@ -341,6 +344,10 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": TOOL}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"modalities": ["text", "audio"]}, "modalities"),
     ],
 )
@@ -351,6 +358,43 @@ def test_a_chat_that_asks_for_what_it_would_not_get_is_a_400(
     assert answer.status == 400
     assert answer.json["error"]["param"] == param
     assert running.backend.streams == []
+
+
+def test_what_other_servers_take_may_be_declined(running: Running) -> None:
+    declined: dict[str, object] = {
+        "guided_json": None,
+        "continue_final_message": False,
+        "lora_path": "",
+        "bad_words": [],
+    }
+    declined |= {"add_generation_prompt": True, "functions": None}
+    assert running.ask("POST", "/v1/chat/completions", {"messages": HI, **declined}).status == 200
+
+
+def test_a_chat_is_as_long_as_the_model_makes_it_unless_somebody_says(serve: Serve) -> None:
+    running = serve(three, template=TEMPLATE)
+    running.ask("POST", "/v1/chat/completions", {"messages": HI})
+    running.ask("POST", "/v1/chat/completions", {"messages": HI, "max_tokens": 5})
+    limited = serve(
+        three, template=TEMPLATE, model=Model(VOCABULARY, 4096, WordTokenizer(), defaults=LIMITED)
+    )
+    limited.ask("POST", "/v1/chat/completions", {"messages": HI})
+    streams = [running.stream(0), running.stream(1), limited.stream(0)]
+    assert [one.prompt.params.max_new_tokens for one in streams] == [None, 5, 7]
+
+
+def test_an_echo_with_log_probabilities_has_those_of_the_prompt_or_is_none(
+    client: openai.OpenAI, running: Running
+) -> None:
+    """Who weighs a text by its tokens' sum would read a sum of 0."""
+    running.backend.script = logprobs
+    for stream in (False, True):
+        with pytest.raises(openai.APIError, match="this scheduler sends none"):
+            list(client.completions.create(model="m", prompt="x", logprobs=1, echo=True, stream=stream))
+    eventually(lambda: all(one.closed for one in running.backend.streams), "both given up")
+    running.backend.script = lambda played: played.end("")
+    with pytest.raises(openai.BadRequestError, match="this scheduler sends none"):
+        client.completions.create(model="m", prompt="x", logprobs=1, echo=True, max_tokens=0)
 
 
 def test_a_chat_may_bring_tools_and_say_the_defaults(client: openai.OpenAI) -> None:

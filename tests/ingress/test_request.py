@@ -85,6 +85,17 @@ def test_an_unknown_field_is_named() -> None:
     assert "'temperature'" in refused({"text": "a", "temperature": 1}).message
 
 
+def test_a_field_of_another_server_may_say_that_nothing_is_wanted() -> None:
+    """As `sglang.bench_serving` sends them with each request."""
+    for nothing in ({"lora_path": None}, {"lora_path": ""}, {"return_routed_experts": False}, {"what": None}):
+        assert len(parse_generate({"input_ids": [1], **nothing}, BARE).prompts) == 1
+    for name, value in (("lora_path", "mine"), ("image_data", ["x"]), ("return_routed_experts", 0)):
+        wrong = refused({"input_ids": [1], name: value}, BARE)
+        assert (wrong.field, "not supported" in wrong.message) == (name, True)
+    # A name that nobody knows may be a slip, whatever it says.
+    assert "unknown field 'ignore_eos'" in refused({"input_ids": [1], "ignore_eos": False}, BARE).message
+
+
 def test_rids_given_for_a_batch() -> None:
     assert [p.rid for p in parse_generate({"text": ["a", "b"], "rid": ["x", "y"]}, MODEL).prompts] == [
         "x",
@@ -193,7 +204,7 @@ def test_the_context_holds_prompt_and_output() -> None:
     one(199, {"max_new_tokens": None})
     with pytest.raises(BadRequest, match="at most 99 after a prompt of 101"):
         one(101, {"max_new_tokens": 100})
-    with pytest.raises(BadRequest, match="context holds 200"):
+    with pytest.raises(BadRequest, match="maximum context length is 200 tokens"):
         one(200, {"max_new_tokens": None})
 
 
@@ -201,7 +212,7 @@ def test_a_list_that_is_too_long_is_refused_before_its_entries_are_looked_at() -
     for ids, where in (([None] * 200, "input_ids"), ([[1], [None] * 200], "input_ids[1]")):
         wrong = refused({"input_ids": ids}, BARE)
         assert wrong.field == where
-        assert "has 200 tokens, and the context holds 200" in wrong.message
+        assert "has 200 tokens; this model's maximum context length is 200 tokens" in wrong.message
 
 
 def test_the_prompt_tail_is_the_last_64_ids() -> None:

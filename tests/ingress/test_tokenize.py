@@ -268,7 +268,7 @@ def test_a_text_that_no_tokens_could_make_short_enough_is_refused_before_it_is_t
         with pytest.raises(BadRequest, match="UTF-8 bytes") as caught:
             await tokenize.encode(["é" * (context * longest // 2 + 1)], "prompt")
         assert caught.value.field == "prompt"
-        with pytest.raises(BadRequest, match="tokens, and the context holds 50"):
+        with pytest.raises(BadRequest, match="maximum context length is 50 tokens"):
             await tokenize.encode(["é" * (context * longest // 2)], "prompt")
 
     calls = []

@@ -89,6 +89,12 @@ def test_each_request_gets_its_place_in_the_text_up_to_its_limit(
     assert replay.running == 0
 
 
+def test_a_request_without_a_limit_gets_the_text_once(bench: Bench, port: SchedulerPort) -> None:
+    replay = Replay(port, CORPUS, options=ReplayOptions(tokens_per_step=16))
+    bench.send(generate(1, max_new_tokens=None))
+    assert serve(bench, replay) == {1: (expected(1, len(CORPUS)), FinishReason.length(len(CORPUS)))}
+
+
 def test_who_comes_and_goes_moves_nobody_else_in_the_text(bench: Bench, port: SchedulerPort) -> None:
     replay = Replay(port, CORPUS)
     bench.send(generate(1, max_new_tokens=30), generate(2))
