@@ -178,7 +178,7 @@ class RowTable:
 
     def refuse_route(self, row: int, route: int) -> NoReturn:
         """Say why a row of a step is refused: ValueError for a control request's, else UnknownRoute."""
-        if 0 <= route <= MAX_ROUTE and lib.outfeed_rows_live(self._table, route) == lib.OUTFEED_CONTROL:
+        if lib.outfeed_rows_live(self._table, route) == lib.OUTFEED_CONTROL:
             raise ValueError(
                 f"row {row}: {format_route(route)} is a control request: answer it with push_result or "
                 "push_error"

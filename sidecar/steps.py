@@ -25,7 +25,7 @@ from .rows import RowTable, address
 
 MAX_ROWS: Final[int] = lib.OUTFEED_MAX_ROWS
 """Rows of one step at most."""
-_KINDS: Final = frozenset(Kind)
+_KINDS: Final = tuple(Kind)  # going through an enum itself takes as long as a plain step's push
 _PER_TOKEN: Final = (Kind.OUTPUT_LOGPROBS, Kind.OUTPUT_TOP_LOGPROBS, Kind.OUTPUT_IDS_LOGPROBS)
 _CODES: Final[dict[Any, str]] = {np.uint64: "Q", np.uint32: "I", np.int32: "i"}
 
@@ -66,7 +66,7 @@ class StepWriter(Pusher):
             self._refuse(lib.OUTFEED_ROWS, 0, routes, ids, counts, timeout)
         if counts is not None and len(counts) != rows:
             self._refuse(lib.OUTFEED_COUNTS, 0, routes, ids, counts, timeout)
-        if tokens and ids.min() < 0:
+        if tokens and np.minimum.reduce(ids) < 0:
             self._refuse(lib.OUTFEED_IDS, 0, routes, ids, counts, timeout)
         step = self._table.advance(routes, counts)
         try:
@@ -114,9 +114,9 @@ def in_order(families: Families | Mapping[Kind, Family | None]) -> Families:
     if isinstance(families, Mapping):
         if unknown := [kind for kind in families if kind not in _KINDS]:
             raise ValueError(f"families names {unknown}: its keys are {', '.join(map(repr, Kind))}")
-        families = [families.get(kind) for kind in Kind]
+        families = [families.get(kind) for kind in _KINDS]
     for family in families:
-        if not isinstance(family, Family | None):
+        if family is not None and not isinstance(family, Family):
             raise ValueError(
                 f"families has a {type(family).__name__}: make each with flat_family, ragged_family or "
                 "hidden_family"
@@ -156,7 +156,9 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArra
     if found.ndim != 1:
         shape = f"has shape {found.shape}" if found.ndim else f"is a {type(values).__name__}"
         raise ValueError(f"{name} {shape}: expected a list or an array of one dimension")
-    if found.size and found.dtype.kind not in "iu":
-        limits = np.iinfo(dtype)
-        raise ValueError(f"{name} has dtype {found.dtype}: expected whole numbers from 0 to {limits.max}")
-    return np.ascontiguousarray(narrowed(found, np.dtype(dtype), name))
+    if found.dtype != dtype:
+        if found.size and found.dtype.kind not in "iu":
+            limits = np.iinfo(dtype)
+            raise ValueError(f"{name} has dtype {found.dtype}: expected whole numbers from 0 to {limits.max}")
+        found = narrowed(found, np.dtype(dtype), name)
+    return np.ascontiguousarray(found)

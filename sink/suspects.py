@@ -33,7 +33,7 @@ class Suspects:
 
     def silent(self, now: float) -> list[int]:
         """Return who is to be given up, once. Call it often."""
-        if not self._then or now < self._due:
+        if now < self._due:
             return []
         then, self._then = self._then, {}
         return [route for route, came in then.items() if came is not None and self._came(route) == came]

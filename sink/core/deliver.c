@@ -30,13 +30,17 @@ static int layout_fits(const layout *l, Py_ssize_t size)
            l->text == l->text_lens + 4 * l->rows && l->end >= l->text && l->end <= size;
 }
 
-/* Append to a live request's ids; they are what a RESTORE will say was delivered. */
-static int append_ids(PyObject *bytearray, const uint8_t *ids, Py_ssize_t size)
+/* Append the event to what waits and its ids to the request's (what a RESTORE will say was delivered): both or none.
+ * Making a bytearray shorter fails for nobody. */
+static int append_both(Live *live, Channel *channel, Event *event)
 {
-    Py_ssize_t had = PyByteArray_Size(bytearray);
-    if (size == 0) return 0;
-    if (PyByteArray_Resize(bytearray, had + size) != 0) return -1;
-    memcpy(PyByteArray_AsString(bytearray) + had, ids, (size_t)size);
+    Py_ssize_t had = PyByteArray_Size(live->ids), more = PyBytes_Size(event->ids_raw);
+    if (more != 0 && PyByteArray_Resize(live->ids, had + more) != 0) return -1;
+    if (PyList_Append(channel->fresh, (PyObject *)event) != 0) {
+        PyByteArray_Resize(live->ids, had);
+        return -1;
+    }
+    if (more != 0) memcpy(PyByteArray_AsString(live->ids) + had, PyBytes_AsString(event->ids_raw), (size_t)more);
     return 0;
 }
 
@@ -62,9 +66,7 @@ static int deliver_row(Live *live, Event *event, Py_ssize_t fold_at, PyObject *w
     if (channel == NULL) return 0; /* made without __init__ */
     long long sent = channel->sent + event->size;
     if (live->next != event->first || sent > channel->limit || channel->ended) return 0;
-    if (append_ids(live->ids, (const uint8_t *)PyBytes_AsString(event->ids_raw), PyBytes_Size(event->ids_raw)) != 0)
-        return -1;
-    if (PyList_Append(channel->fresh, (PyObject *)event) != 0) return -1;
+    if (append_both(live, channel, event) != 0) return -1;
     channel->sent = sent;
     live->columns_bytes += event->columns_bytes;
     live->next = event->first + event->generated;

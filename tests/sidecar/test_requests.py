@@ -134,6 +134,25 @@ def test_what_ended_is_forgotten_in_time_and_what_lives_is_not(bench: Bench, por
         requests.route_of("r1")
 
 
+def test_as_many_are_remembered_as_was_said(bench: Bench, port: SchedulerPort) -> None:
+    requests = Requests(port, remember=3)
+    for slot in range(1, 5):
+        bench.send(generate(make_route(0, 0, slot, 1), f"r{slot}"), Abort(make_route(0, 0, slot, 1)))
+        requests.recv()
+        assert requests.route_of("r1" if slot < 4 else "r2")
+    with pytest.raises(UnknownRoute):
+        requests.route_of("r1")
+
+
+def test_more_that_live_than_are_remembered_all_keep_their_names(bench: Bench, port: SchedulerPort) -> None:
+    requests = Requests(port, remember=2)
+    bench.send(*(generate(make_route(0, 0, slot, 1), f"r{slot}") for slot in range(5)))
+    requests.recv()
+    assert [requests.route_of(f"r{slot}") for slot in range(5)] == [
+        make_route(0, 0, slot, 1) for slot in range(5)
+    ]
+
+
 def test_what_lives_long_does_not_let_the_rest_pile_up(bench: Bench, port: SchedulerPort) -> None:
     requests = Requests(port, remember=8)
     bench.send(*(generate(make_route(0, 0, 40 + slot, 1), f"long-lived {slot}") for slot in range(4)))

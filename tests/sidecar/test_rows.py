@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outfeed.ring.frames import Standing
 from outfeed.ring.route import make_route
 from outfeed.sidecar.rows import RowTable, UnknownRoute
 
@@ -89,6 +90,36 @@ def test_a_late_row_cannot_touch_the_next_request_in_its_slot(table: RowTable) -
     _, first, prompt, _ = table.advance(u64(A, heir), u32(9, 1))
     assert (first.tolist(), prompt.tolist()) == ([0, 0], [0, 11])
     assert table.advance(u64(heir), u32(1))[1].tolist() == [1]
+
+
+def test_a_step_may_be_without_a_token(table: RowTable) -> None:
+    step = table.advance(u64(A, B), u32(0, 0))
+    assert (step.tokens, step.first.tolist()) == (0, [0, 0])
+
+
+def test_who_was_received_is_known_until_its_slot_has_another_one(table: RowTable) -> None:
+    other, heir = make_route(1, 0, 3, 1), make_route(1, 0, 3, 2)  # A's slot of another reader
+    assert not table.knows(other)
+    table.open(other, 1)
+    table.end(other)
+    assert table.knows(A)
+    assert table.knows(other)
+    table.open(heir, 1)
+    assert not table.knows(other)
+    with pytest.raises(UnknownRoute):
+        table.knows(make_route(2, 0, 3, 1))
+
+
+def test_how_requests_stand_is_told_a_part_at_a_time(table: RowTable) -> None:
+    table.open_control(C)
+    table.advance(u64(A), u32(4))
+    table.end(B)
+    a, b, c = (A, 4, Standing.RUNNING), (B, 0, Standing.ENDED), (C, 0, Standing.CONTROL)
+    assert table.standings(0, 3) == ([a, b, c], None)
+    part, rest = table.standings(0, 2)
+    assert part == [a, b]
+    assert rest is not None
+    assert table.standings(rest, 2) == ([c], None)
 
 
 def test_a_request_received_again_goes_on_where_it_was(table: RowTable) -> None:

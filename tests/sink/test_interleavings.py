@@ -4,6 +4,7 @@ A trace function runs one side's call whole before each bytecode instruction of 
 two threads can do to each other with one switch forth and back, and the same each time.
 """
 
+import dis
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -151,6 +152,29 @@ def every_switch_closed(waiting: int, one: str) -> Iterator[Sink]:
             return
         yield sink
     raise AssertionError("it does not end")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there Python looks for signals inside a `with`, too")
+@pytest.mark.parametrize("waiting", WAITING)
+def test_whoever_is_interrupted_while_it_takes_leaves_the_sink_usable(waiting: int) -> None:
+    """Ctrl-C comes where Python looks for signals: as a call has returned. The lock is free again."""
+
+    def interrupt() -> None:
+        at = sys._getframe(2)  # who called is the trace function
+        before = [each for each in dis.get_instructions(at.f_code) if each.offset < at.f_lasti]
+        if before and before[-1].opname.startswith("CALL"):
+            raise KeyboardInterrupt
+
+    interrupted = 0
+    for at in range(1, 2000):
+        sink = Sink(waiting)
+        try:
+            if not preempted(sink.receive, at, interrupt):
+                break
+        except KeyboardInterrupt:
+            interrupted += 1
+            assert not sink.source._channel.lock.locked()
+    assert interrupted > waiting
 
 
 @pytest.mark.parametrize("other", ["send", "finish", "fail", "close"])

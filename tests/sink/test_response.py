@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.ring.batch import decode_batch
@@ -59,7 +60,7 @@ TWO = (
             Kind.OUTPUT_LOGPROBS: ([-0.5], [10]),
             Kind.INPUT_LOGPROBS: ([float("nan"), -2.0], [3, 4]),
             Kind.OUTPUT_TOP_LOGPROBS: [([-0.5, -1.5], [10, 11])],
-            Kind.INPUT_TOP_LOGPROBS: [None, ([-2.0], [4])],
+            Kind.INPUT_TOP_LOGPROBS: [None, ([-2.0], [4]), ([-3.0, -4.0], [3, 4])],
             Kind.HIDDEN_STATES: np.array([[1.0, 2.0]], "f4"),
         },
         True,
@@ -93,10 +94,23 @@ def test_unary() -> None:
             "output_token_logprobs": [[-0.5, 10, token_text(10)], [None, 2, None]],
             "input_token_logprobs": [[None, 3, token_text(3)], [-2.0, 4, token_text(4)]],
             "output_top_logprobs": [[[-0.5, 10, token_text(10)], [-1.5, 11, token_text(11)]]],
-            "input_top_logprobs": [None, [[-2.0, 4, token_text(4)]]],
+            "input_top_logprobs": [
+                None,
+                [[-2.0, 4, token_text(4)]],
+                [[-3.0, 3, token_text(3)], [-4.0, 4, token_text(4)]],
+            ],
             "hidden_states": [[3.0, 4.0]],
         },
     }
+
+
+def test_before_the_first_event_there_is_nothing_yet() -> None:
+    response = Response("r1")
+    meta = {"id": "r1", "prompt_tokens": 0, "completion_tokens": 0, "finish_reason": None}
+    assert response.cumulative() == {"text": "", "output_ids": [], "meta_info": meta}
+    assert response.whole() == ChunkEvent(b"", b"", 0, 0, 0, 0)
+    with pytest.raises(ValueError, match="no event to render yet"):
+        response.incremental()
 
 
 def test_cumulative_grows_and_incremental_does_not() -> None:
@@ -143,6 +157,23 @@ def test_an_abort_with_a_status_is_a_request_error() -> None:
     assert request_error(ending(FinishReason.abort("bye"))) is None
     assert request_error(ending(FinishReason.stop(7))) is None
     assert request_error(ending(None)) is None
+
+
+def test_each_row_counts_what_it_holds_and_holds_what_is_its_own() -> None:
+    rows = [
+        Row(1, 0, [10], 1, 4, "", None, {**TWO[0].families, Kind.OUTPUT_IDS_LOGPROBS: [None]}, True),
+        Row(2, 0, [20], 1, 4, "", None, {Kind.OUTPUT_LOGPROBS: ([-1.0], [20])}, True),
+        Row(3, 0, [30], 1, 4, "", None, {}, True),
+        Row(4, 0, [40], 1, 4, "", None, {Kind.HIDDEN_STATES: np.array([[5.0, 6.0], [7.0, 8.0]], "f4")}),
+        Row(5, 0, [50], 1, 4, "", None, {Kind.OUTPUT_LOGPROBS: ([-2.0, -3.0], [50, 51])}),
+    ]
+    batch = decode_batch(Step(7, rows, True).encode())
+    having, shares = columns_of(batch.families, batch.texts)
+    assert having == [0, 1, 3, 4]
+    for share in shares:
+        assert share.size == Columns(*share.parts(), share.texts).size
+    assert [share.texts and [*share.texts] for share in shares] == [[10, 3, 4, 11], [20], None, None]
+    assert shares[2].hidden_states == Hidden(np.array([5.0, 6.0, 7.0, 8.0], "f4").tobytes(), 2, 2)
 
 
 def test_what_merging_replaces_is_what_it_frees() -> None:

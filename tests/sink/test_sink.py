@@ -141,9 +141,21 @@ def test_full_counts_bytes_and_says_so() -> None:
     sender.try_send(Frame(chunk("g", 1)))
 
 
+def test_one_byte_is_enough_to_be_full() -> None:
+    sender, source = open_sink(1)
+    byte = Frame(ChunkEvent(b"a", b"", 0, 1, 9, 0))
+    for _ in range(2):
+        sender.try_send(byte)
+        with pytest.raises(SinkFull, match="1 bytes wait and 1 more do not fit"):
+            sender.try_send(byte)
+        assert source.receive_nowait() == byte
+
+
 def test_a_limit_that_is_a_moment_old_refuses_nothing_that_fits() -> None:
     """The source moves the limit; a sender that still sees the one before looks at what really waits."""
     sender, source = open_sink(10)
+    sender.try_send(Frame(chunk("taken")))
+    assert source.receive_nowait() == Frame(chunk("taken"))
     for first in range(2):
         sender.channel.limit = 0
         sender.try_send(Frame(chunk("a", first)))
@@ -173,6 +185,15 @@ def test_what_a_sink_has_counted_cannot_be_changed() -> None:
     assert source.receive_sync() == Frame(chunk("a"))
     with pytest.raises(TypeError):
         ChunkEvent.__new__(ChunkEvent)  # type: ignore[call-arg]
+
+
+def test_events_are_equal_when_all_they_say_is() -> None:
+    said = [b"text", b"\0" * 4, 0, 1, 9, 5, None, None]
+    others = [b"", b"", 1, 2, 8, 6, LAST, Columns()]
+    assert ChunkEvent(*said) == ChunkEvent(*said)  # type: ignore[arg-type]
+    for place, other in enumerate(others):
+        assert ChunkEvent(*said) != ChunkEvent(*said[:place], other, *said[place + 1 :])  # type: ignore[arg-type]
+    assert ChunkEvent(*said) != b"text"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [-2, (1 << 40) + 1, 1 << 63])

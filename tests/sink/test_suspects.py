@@ -7,7 +7,7 @@ def test_only_who_says_nothing_more_is_given_up() -> None:
     came = {1: 10, 2: 20, 3: 0, 4: 40, 5: 50}
     suspects = Suspects(came.get)
     assert suspects.silent(0.0) == []
-    suspects.doubt(list(came), 1.0)
+    suspects.doubt([*came, 8], 1.0)  # 8 has ended already
     came[2] += 1  # has a row
     del came[4]  # ends
     came[6] = 0  # comes later
