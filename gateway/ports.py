@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 _LISTENS: Final = "0A"
+_ALL_IPV4: Final = "0" * 8
 _TRIES: Final = 3
 """A sibling that ends between two looks is taken for nobody's once; a stranger is there each time."""
 
@@ -33,8 +34,17 @@ def _listeners(sock: socket.socket) -> set[int]:
     host, port = sock.getsockname()[:2]
     packed = socket.inet_pton(sock.family, host)
     address = "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed))
+    if sock.family == socket.AF_INET:
+        return _on_port("tcp", port, address)
+    found = _on_port("tcp6", port, address)
+    if not any(packed) and not sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+        found |= _on_port("tcp", port, _ALL_IPV4)  # [::] is every address of both kinds
+    return found
+
+
+def _on_port(table: str, port: int, address: str) -> set[int]:
+    """Return the inodes of what listens on a port there, or on all addresses, as the kernel's table says."""
     everywhere = "0" * len(address)
-    table = "tcp6" if sock.family == socket.AF_INET6 else "tcp"
     try:
         lines = Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()[1:]
     except OSError:

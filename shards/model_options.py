@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import inspect
 
 from ..ring.board import InstanceConfig
 
@@ -82,9 +83,8 @@ def model_values(args: argparse.Namespace) -> dict[str, Any]:
     try:
         msgspec.convert({"instance": "", "tokenizer": "", **values}, InstanceConfig)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        name = where.rstrip("`")
-        raise OptionError(f"--{name.replace('_', '-')} {values.get(name)}: {what.replace('`', '')}") from None
+        name = str(error).partition(" - at `$.")[2].rstrip("`")
+        raise OptionError(f"--{name.replace('_', '-')} {values.get(name)}: give {_range(name)}") from None
     return values
 
 
@@ -126,6 +126,16 @@ def read_sampling_defaults(path: str) -> dict[str, Any]:
     except BadRequest as error:
         raise OptionError(error.message) from None
     return found
+
+
+def _range(name: str) -> str:
+    match inspect.type_info(_fields()[name].type):
+        case inspect.IntType(ge=least, le=most) | inspect.FloatType(ge=least, le=most):
+            return f"{least:g} to {most}"
+        case inspect.StrType(min_length=least, max_length=most):
+            return f"{least} to {most} characters"
+        case other:  # pragma: no cover - argparse has seen to it
+            return str(other)
 
 
 def _fields() -> dict[str, msgspec.structs.FieldInfo]:

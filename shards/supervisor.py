@@ -183,6 +183,9 @@ class Supervisor:
     def _start(self, child: _Child) -> None:
         row = self._board.row(Role.SHARD, child.shard)
         row.state = State.STARTING
+        row.put(
+            "rows", 0
+        )  # what its predecessor handled speaks not for this one, if it dies before it comes up
         row.beat()
         gc.collect()
         gc.freeze()  # keep what a shard inherits on pages that it need not copy

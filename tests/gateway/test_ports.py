@@ -40,7 +40,14 @@ def test_nobody_else_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "there"), [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("::1", "::1")]
+    ("here", "there"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "0.0.0.0"),
+        ("::1", "::1"),
+        ("::", "127.0.0.1"),  # which [::] is, too
+        ("::", "0.0.0.0"),
+    ],
 )
 def test_a_stranger_is_refused_and_a_sibling_is_not(here: str, there: str) -> None:
     with listen(here, 0) as sock:
@@ -59,3 +66,11 @@ def test_a_stranger_is_refused_and_a_sibling_is_not(here: str, there: str) -> No
 def test_the_same_port_of_another_address_is_nobodys_business() -> None:
     with listen("127.0.0.1", 0) as sock, another("127.0.0.2", sock.getsockname()[1]):
         assert not has_stranger(sock, [])
+
+
+def test_where_ipv6_is_kept_apart_ipv4_is_nobodys_business() -> None:
+    with socket.socket(socket.AF_INET6) as sock:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(("::", 0))
+        with another("0.0.0.0", sock.getsockname()[1]):
+            assert not has_stranger(sock, [])

@@ -103,11 +103,11 @@ def test_options_that_are_handed_on_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "content", "words"),
     [
-        ("--context-length=0", None, ["--context-length 0", "1"]),
-        ("--slots=1048577", None, ["--slots", "1048576"]),
-        ("--served-model-name=", None, ["--served-model-name"]),
+        ("--context-length=0", None, ["--context-length 0: give 1 to 2147483648"]),
+        ("--slots=1048577", None, ["--slots 1048577: give 1 to 1048576"]),
+        ("--served-model-name=", None, ["--served-model-name : give 1 to 256 characters"]),
         ("--served-model-name=\udcff", None, ["'\\udcff' is not UTF-8"]),
-        ("--characters-per-token=0.5", None, ["--characters-per-token 0.5"]),
+        ("--characters-per-token=0.5", None, ["--characters-per-token 0.5: give 1 to 65536"]),
         ("--characters-per-token=nan", None, ["--characters-per-token nan"]),
         ("--sampling-defaults=/nowhere/at/all.json", None, ["/nowhere/at/all.json", "cannot be read"]),
         ("--sampling-defaults={file}", b"{", ["{file}", "is not JSON"]),

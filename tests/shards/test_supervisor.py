@@ -117,6 +117,32 @@ def test_one_that_ran_a_while_has_no_strikes_any_more(
         kill(supervisor, board, 0)
 
 
+def test_one_that_cannot_start_any_more_is_not_taken_for_one_that_had_worked(
+    board: Board, make: Make
+) -> None:
+    """Its predecessor had; the board still says so when a new one dies before it has claimed its row."""
+    works = runs(board, rows=1)
+
+    def run(shard: int) -> None:
+        if board.row(Role.SHARD, shard).epoch:
+            raise SystemExit(7)  # no file left to open, say
+        works(shard)
+
+    supervisor = make(run, RestartPolicy(strikes=3, pause_s=100.0, pause_limit_s=400.0))
+    until("the shards to run", lambda: up(supervisor))
+    kill(supervisor, board, 0)
+    assert supervisor._children[0].pid, "the first is replaced at once"
+
+    def buried_again() -> bool:
+        supervisor.tend()
+        return board.row(Role.SHARD, 0).epoch == 2
+
+    until("the next to have died", buried_again)
+    due = supervisor.due_in()
+    assert due is not None
+    assert due > 100.0
+
+
 def test_pauses_double_up_to_their_limit(board: Board, make: Make) -> None:
     supervisor = make(runs(board), RestartPolicy(strikes=9, pause_s=50.0, pause_limit_s=150.0))
     child = supervisor._children[0]
