@@ -24,7 +24,7 @@ from ..ingress.fields import text
 from ..ingress.request import MAX_RID_CHARACTERS, decode_body
 from ..sink import Error
 from . import generate, openai
-from .answer import Answer, Collector, StreamAnswer, WholeAnswer
+from .answer import Collector, Renderer, StreamAnswer, WholeAnswer
 from .backend import Backend, Stream
 from .chat import RESERVED, ChatTemplate, check_messages
 from .control import PREFIX, SHOWN, control
@@ -184,10 +184,7 @@ class App:
                 kind(stream.rid, started, cumulative, index if batch else None)
                 for index, stream in enumerate(streams)
             ]
-            most = self.limits.answer_bytes
-            self._run(
-                StreamAnswer(exchange, streams, self.metrics, self._running.ended, renderers, most), body
-            )
+            self._stream(exchange, body, streams, renderers)
             return
         answers = [generate.WholeResponse(stream.rid, started) for stream in streams]
         self._whole(exchange, body, streams, answers, lambda: generate.render_whole(answers, batch))
@@ -240,14 +237,8 @@ class App:
             return
         usage = Usage()
         renderers = [OpenAIStream(wanted, index, usage) for index in range(len(streams))]
-
-        def closing() -> bytes:
-            return openai.usage_chunk(wanted, usage) if wanted.usage else b""
-
-        most = self.limits.answer_bytes
-        self._run(
-            StreamAnswer(exchange, streams, self.metrics, self._running.ended, renderers, most, closing), body
-        )
+        closing = functools.partial(openai.usage_chunk, wanted, usage) if wanted.usage else None
+        self._stream(exchange, body, streams, renderers, closing)
 
     async def _prompt_texts(self, body: dict[str, Any]) -> list[str]:
         """Return the prompts as text, to be echoed."""
@@ -409,6 +400,18 @@ class App:
             raise Encoded("a body is read as it is here; send it without a Content-Encoding")
         return await self.backend.tokenize.read(exchange.request.body, self.limits.body_bytes)
 
+    def _stream(
+        self,
+        exchange: Exchange,
+        body: dict[str, Any],
+        streams: Sequence[Stream],
+        renderers: Sequence[Renderer],
+        closing: Callable[[], bytes] | None = None,
+    ) -> None:
+        most, ended = self.limits.answer_bytes, self._running.ended
+        answer = StreamAnswer(exchange, streams, self.metrics, ended, renderers, most, closing)
+        self._running.start(answer, _batch_rid(body))
+
     def _whole(
         self,
         exchange: Exchange,
@@ -417,14 +420,9 @@ class App:
         collectors: Sequence[Collector],
         render: Callable[[], bytes],
     ) -> None:
-        most = self.limits.answer_bytes
-        self._run(
-            WholeAnswer(exchange, streams, self.metrics, self._running.ended, collectors, render, most), body
-        )
-
-    def _run(self, answer: Answer, body: dict[str, Any]) -> None:
-        rid = body.get("rid")
-        self._running.start(answer, rid if type(rid) is str and generate.is_batch(body) else None)
+        most, ended = self.limits.answer_bytes, self._running.ended
+        answer = WholeAnswer(exchange, streams, self.metrics, ended, collectors, render, most)
+        self._running.start(answer, _batch_rid(body))
 
     def _refuse(self, exchange: Exchange, error: Refused) -> None:
         param = None
@@ -441,3 +439,9 @@ class App:
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         exchange.respond(status, error_json(status, message, exchange.openai, param=param), headers=headers)
+
+
+def _batch_rid(body: dict[str, Any]) -> str | None:
+    """Return the one rid that a client gave to several prompts, if it did."""
+    rid = body.get("rid")
+    return rid if type(rid) is str and generate.is_batch(body) else None

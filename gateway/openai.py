@@ -7,16 +7,15 @@ passed over, as clients of these endpoints send many.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from ..ingress.errors import BadRequest, show
 from ..ingress.fields import boolean
-from ..ingress.request import asks_nothing
+from ..ingress.request import asks_nothing, make_rid
 from ..sink import ChunkEvent, Error
 from .answer import failure_event
 from .logprobs import CompletionLogprobs, LogprobsSum, Skipped, TokenBytes, chat_logprobs
@@ -62,16 +61,12 @@ class Wanted:
     logprobs: bool
     names: dict[str, str]
     """The client's name for each of `/generate`'s fields that it has another for."""
+    id: str
+    """What `/abort_request` takes: the client's own rid, or one that is made here."""
     echo: list[str] | None = None
     token_bytes: TokenBytes = lambda token: None
     skipped: Skipped = lambda token: False
-
-    def __post_init__(self) -> None:
-        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self.created = int(time.time())
-
-    id: str = ""
-    created: int = 0
+    created: int = field(default_factory=lambda: int(time.time()))
 
 
 def completion_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted]:
@@ -82,7 +77,7 @@ def completion_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted]:
         raise BadRequest("prompt", "is missing: give a string, a list of strings, or token ids")
     if type(prompt) not in (str, list):
         raise BadRequest("prompt", f"must be a string, a list of strings, or token ids, got {show(prompt)}")
-    generate: dict[str, Any] = {"stream": wanted.stream, "sampling_params": _sampling(body)}
+    generate = _generate(body, wanted)
     generate["sampling_params"].setdefault("max_new_tokens", COMPLETION_MAX_TOKENS)
     first = prompt[0] if type(prompt) is list and prompt else prompt
     generate["text" if type(first) is str else "input_ids"] = prompt
@@ -96,7 +91,6 @@ def completion_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted]:
         wanted.echo = []
         if wanted.logprobs:
             generate["logprob_start_len"] = 0  # the prompt's tokens are part of the text
-    _rid(body, generate)
     return generate, wanted
 
 
@@ -106,7 +100,7 @@ def chat_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted, dict[str, 
     Returns it, what was wanted, and the checked client body, for the template. Raises BadRequest.
     """
     body, wanted = _start(body, model, chat=True)
-    generate: dict[str, Any] = {"stream": wanted.stream, "sampling_params": _sampling(body)}
+    generate = _generate(body, wanted)
     if (most := body.get("max_completion_tokens")) is not None:
         generate["sampling_params"]["max_new_tokens"] = most
     _must_be_text(body)
@@ -116,7 +110,6 @@ def chat_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted, dict[str, 
         generate |= _logprobs(0 if top is None else top, "top_logprobs")
     elif top:
         raise BadRequest("top_logprobs", f"needs logprobs to be true, got {show(top)}")
-    _rid(body, generate)
     return generate, wanted, body
 
 
@@ -280,7 +273,19 @@ def _start(body: Any, model: str, chat: bool) -> tuple[dict[str, Any], Wanted]:
     if options is not None and type(options) is not dict:
         raise BadRequest("stream_options", f"must be an object, got {show(options)}")
     usage = _flag((options or {}).get("include_usage"), "stream_options.include_usage")
-    return body, Wanted(chat, named or model, stream, usage, False, names_of(body, chat))
+    rid = body.get("rid")
+    made = rid if type(rid) is str else f"{'chatcmpl' if chat else 'cmpl'}-{make_rid()}"
+    return body, Wanted(chat, named or model, stream, usage, False, names_of(body, chat), made)
+
+
+def _generate(body: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
+    """Begin the `/generate` body with what both endpoints share."""
+    rid = body.get("rid")
+    return {
+        "stream": wanted.stream,
+        "sampling_params": _sampling(body),
+        "rid": wanted.id if rid is None else rid,
+    }
 
 
 def _flag(value: Any, field: str) -> bool:
@@ -338,8 +343,3 @@ def _response_format(value: Any, params: dict[str, Any]) -> None:
         raise BadRequest(
             "response_format", "must have type text, json_object, or json_schema with a json_schema"
         )
-
-
-def _rid(body: Mapping[str, Any], generate: dict[str, Any]) -> None:
-    if body.get("rid") is not None:
-        generate["rid"] = body["rid"]

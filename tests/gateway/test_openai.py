@@ -360,6 +360,20 @@ def test_a_chat_that_asks_for_what_it_would_not_get_is_a_400(
     assert running.backend.streams == []
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("given", [None, "mine"])
+def test_an_answers_id_is_what_an_abort_takes(serve: Serve, path: str, given: str | None) -> None:
+    running = serve(template=TEMPLATE)
+    client = running.raw()
+    asked = {"stream": True, "rid": given, **({"messages": HI} if "chat" in path else {"prompt": "x"})}
+    client.post(f"/v1/{path}", asked)
+    running.stream().say("a")
+    first = json.loads(client.until(b"}\n\n").partition(b"data: ")[2].partition(b"\n")[0])
+    assert given in (None, first["id"])
+    assert running.ask("POST", "/abort_request", {"rid": first["id"]}).json["aborted_here"]
+    assert b"aborted on request" in client.until(b"[DONE]\n\n")
+
+
 def test_what_other_servers_take_may_be_declined(running: Running) -> None:
     declined: dict[str, object] = {
         "guided_json": None,
