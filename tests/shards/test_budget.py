@@ -131,6 +131,25 @@ def test_a_stream_without_a_table_is_paid(table_of: Callable[[str], TokenTable])
     assert decoder.budget.used == STREAM_BYTES
 
 
+@pytest.mark.parametrize("name", ["bytelevel_added", "ctc"])
+def test_a_request_that_is_forgotten_leaves_nothing(name: str, table_of: Callable[[str], TokenTable]) -> None:
+    """Routes do not come again: what stays of one stays until the shard ends."""
+    decoder = Decoder(table_of(name))
+
+    def kept() -> dict[str, int]:
+        of_requests = {**vars(decoder), **vars(decoder.budget), **vars(decoder._compiled)}
+        return {at: len(held) for at, held in of_requests.items() if isinstance(held, dict | set)}
+
+    before = kept()
+    everything = DecodeOptions(
+        stop=["abc"], stop_regex=["a+b"], detect_stops=True, return_text_in_logprobs=True
+    )
+    register(decoder, ROUTES[0], everything)
+    assert sum(kept().values()) >= sum(before.values()) + 6
+    assert decoder.forget(ROUTES[0])
+    assert kept() == before
+
+
 def test_the_limit_itself_may_be_taken() -> None:
     budget = Budget(10)
     budget.take("a", 4)
