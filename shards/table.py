@@ -34,15 +34,14 @@ ENTRY_BYTES: Final[int] = lib.OFS_TABLE_ENTRY
 INLINE: Final[int] = lib.OFS_TABLE_INLINE
 LONG: Final[int] = lib.OFS_TABLE_LONG
 MAX_IDS: Final[int] = lib.OFS_TABLE_MAX_IDS
-BYTE_FALLBACK: Final[int] = lib.OFS_TABLE_BYTE_FALLBACK
 SPECIAL: Final[int] = lib.OFS_SPECIAL
 BYTE: Final[int] = lib.OFS_BYTE
 CLEAN: Final[int] = lib.OFS_CLEAN
 KNOWN: Final[int] = lib.OFS_KNOWN
 MAX_TOKEN: Final = 1 << 16
 
-# magic, version, flags, ids, firsts, blob_len, meta_len, strip_count, strip_char, strip_len
-_HEADER: Final = struct.Struct("<8sIIIIQII4sI16x")
+# magic, version, ids, firsts, meta_len, blob_len, strip_count, strip_char, strip_len
+_HEADER: Final = struct.Struct("<8sIIIIQI4sI20x")
 _LONG_ENTRY: Final = struct.Struct("<BBHIII")
 
 
@@ -142,10 +141,10 @@ class TokenTable:
 
         None for an id that is no token, and when there is no table. Nothing that the table says is trusted.
         """
-        _, _, _, ids, firsts, blob_len, *_ = _HEADER.unpack_from(self.buffer)
+        _, _, ids, firsts, _, blob_len, *_ = _HEADER.unpack_from(self.buffer)
         if self.fallback or not 0 <= token < ids:
             return None
-        at = _HEADER.size + 16 * token
+        at = HEADER_BYTES + ENTRY_BYTES * token
         size, flags, _, offset, long, _ = _LONG_ENTRY.unpack_from(self.buffer, at)
         if not flags & KNOWN:
             return None
@@ -153,22 +152,22 @@ class TokenTable:
             return bytes(self.buffer[at + 2 : at + 2 + size])
         if size != LONG or offset + long > blob_len:
             return None
-        blob = _HEADER.size + 16 * (ids + firsts)
+        blob = HEADER_BYTES + ENTRY_BYTES * (ids + firsts)
         return bytes(self.buffer[blob + offset : blob + offset + long])
 
     def is_special(self, token: int) -> bool:
         """Whether text that skips special tokens has none of this one; False when there is no table."""
-        ids = _HEADER.unpack_from(self.buffer)[3]
+        ids = _HEADER.unpack_from(self.buffer)[2]
         if self.fallback or not 0 <= token < ids:
             return False
-        return bool(self.buffer[_HEADER.size + ENTRY_BYTES * token + 1] & SPECIAL)
+        return bool(self.buffer[HEADER_BYTES + ENTRY_BYTES * token + 1] & SPECIAL)
 
     @classmethod
     def open(cls, buffer: bytes | memoryview) -> "TokenTable":
         """Read a table from memory that someone else filled; raise TableError if it is none."""
         if len(buffer) < HEADER_BYTES:
             raise TableError(f"{len(buffer)} bytes are no token table")
-        magic, version, _, ids, firsts, blob, meta_len, *_ = _HEADER.unpack_from(buffer)
+        magic, version, ids, firsts, meta_len, blob, *_ = _HEADER.unpack_from(buffer)
         if magic != MAGIC or version != VERSION:
             raise TableError(
                 f"not a token table of version {VERSION}: found magic {magic!r}, version {version}"
@@ -269,11 +268,10 @@ def _pack(
     header = _HEADER.pack(
         MAGIC,
         VERSION,
-        BYTE_FALLBACK if plan and plan.byte_fallback else 0,
         len(entries),
         len(firsts),
-        len(blob),
         len(described),
+        len(blob),
         plan.strip_count if plan else 0,
         strip,
         len(strip),

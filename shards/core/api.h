@@ -10,13 +10,12 @@ enum { OFS_OK = 0, OFS_NO_MEMORY = -1, OFS_BAD_TABLE = -2, OFS_TOO_MUCH = -3, OF
 
 /* The token table's numbers; core/table.h draws it. */
 enum {
-    OFS_TABLE_VERSION = 1,
+    OFS_TABLE_VERSION = 2,
     OFS_TABLE_HEADER = 64, /* bytes before the entries */
     OFS_TABLE_ENTRY = 16,  /* bytes of one: length, flags, and up to OFS_TABLE_INLINE bytes of text */
     OFS_TABLE_INLINE = 14,
     OFS_TABLE_LONG = 255,  /* the length of an entry whose text stands in the blob */
-    OFS_TABLE_MAX_IDS = 1 << 24,
-    OFS_TABLE_BYTE_FALLBACK = 1 /* flag of the whole table */
+    OFS_TABLE_MAX_IDS = 1 << 24
 };
 
 /* Flags of a table entry. */

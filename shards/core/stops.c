@@ -54,7 +54,6 @@ stop_set *stops_new(const uint8_t *bytes, const uint32_t *lens, uint32_t count)
         return NULL;
     }
     set->lens = lengths;
-    set->patterns = count;
     set->nodes = 1;
     set->node[0].match = STOPS_NONE;
     for (uint32_t i = 0; i < count; i++) {

@@ -21,9 +21,9 @@ typedef struct {
 } stop_node;
 
 typedef struct {
-    uint32_t nodes, patterns;
+    uint32_t nodes;
     uint8_t begins[32];  /* bit per byte: some stop string begins with it */
-    uint32_t *lens;      /* patterns */
+    uint32_t *lens;      /* of the stop strings, in bytes */
     stop_node node[];
 } stop_set;
 

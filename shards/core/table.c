@@ -22,7 +22,6 @@ bool table_open(table *out, const uint8_t *base, size_t len)
     out->blob = base + sizeof header + entries + firsts;
     out->blob_len = header.blob_len;
     out->ids = header.ids;
-    out->flags = header.flags;
     out->strip_count = header.strip_count;
     out->strip_len = header.strip_len;
     memcpy(out->strip_char, header.strip_char, 4);

@@ -1,10 +1,10 @@
 /* The token table, as it lies in shared memory. Everything in it is checked before use.
  *
- *   0          8         12        16      20       24          32         36        40        44       48
- *   ┌──────────┬─────────┬─────────┬───────┬────────┬───────────┬──────────┬─────────┬─────────┬────────┐
- *   │ magic    │ version │ flags   │ ids   │ firsts │ blob_len  │ meta_len │ strip   │ strip   │ strip  │
- *   │ OUTFEEDT │ u32     │ u32     │ u32   │ u32    │ u64       │ u32      │ count   │ char[4] │ len    │
- *   └──────────┴─────────┴─────────┴───────┴────────┴───────────┴──────────┴─────────┴─────────┴────────┘
+ *   0          8         12      16       20         24          32        36        40       44
+ *   ┌──────────┬─────────┬───────┬────────┬──────────┬───────────┬─────────┬─────────┬────────┐
+ *   │ magic    │ version │ ids   │ firsts │ meta_len │ blob_len  │ strip   │ strip   │ strip  │
+ *   │ OUTFEEDT │ u32     │ u32   │ u32    │ u32      │ u64       │ count   │ char[4] │ len    │
+ *   └──────────┴─────────┴───────┴────────┴──────────┴───────────┴─────────┴─────────┴────────┘
  *   64 │ entry[ids] │ entry[firsts] │ blob (blob_len bytes) │ meta (meta_len bytes of JSON)
  *
  * entry, 16 bytes: │ len u8 │ flags u8 │ the bytes, up to 14 │
@@ -30,12 +30,12 @@
 
 typedef struct {
     char magic[8];
-    uint32_t version, flags, ids, firsts;
+    uint32_t version, ids, firsts, meta_len;
     uint64_t blob_len;
-    uint32_t meta_len, strip_count;
+    uint32_t strip_count;
     uint8_t strip_char[4];
     uint32_t strip_len;
-    uint8_t reserved[16];
+    uint8_t reserved[20];
 } table_header;
 
 typedef union {
@@ -49,14 +49,13 @@ typedef union {
 
 _Static_assert(sizeof(table_header) == TABLE_HEADER, "the entries begin behind it");
 _Static_assert(offsetof(table_header, version) == 8, "layout");
-_Static_assert(offsetof(table_header, flags) == 12, "layout");
-_Static_assert(offsetof(table_header, ids) == 16, "layout");
-_Static_assert(offsetof(table_header, firsts) == 20, "layout");
+_Static_assert(offsetof(table_header, ids) == 12, "layout");
+_Static_assert(offsetof(table_header, firsts) == 16, "layout");
+_Static_assert(offsetof(table_header, meta_len) == 20, "layout");
 _Static_assert(offsetof(table_header, blob_len) == 24, "layout");
-_Static_assert(offsetof(table_header, meta_len) == 32, "layout");
-_Static_assert(offsetof(table_header, strip_count) == 36, "layout");
-_Static_assert(offsetof(table_header, strip_char) == 40, "layout");
-_Static_assert(offsetof(table_header, strip_len) == 44, "layout");
+_Static_assert(offsetof(table_header, strip_count) == 32, "layout");
+_Static_assert(offsetof(table_header, strip_char) == 36, "layout");
+_Static_assert(offsetof(table_header, strip_len) == 40, "layout");
 _Static_assert(sizeof(table_entry) == OFS_TABLE_ENTRY, "one entry, one cache access");
 
 /* A table that was checked; sizes are copied out, so that later changes in shared memory cannot move them. */
@@ -64,7 +63,7 @@ typedef struct {
     const table_entry *entries, *firsts;
     const uint8_t *blob;
     uint64_t blob_len;
-    uint32_t ids, flags, strip_count, strip_len;
+    uint32_t ids, strip_count, strip_len;
     uint8_t strip_char[4];
 } table;
 

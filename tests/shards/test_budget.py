@@ -158,6 +158,27 @@ def test_no_gateway_has_anothers_requests_refused(make_rig: Callable[..., Rig]) 
     assert rig.hear() == []
 
 
+@pytest.mark.parametrize("name", ["bytelevel_added", "ctc"])
+def test_a_request_that_is_forgotten_leaves_nothing(name: str, table_of: Callable[[str], TokenTable]) -> None:
+    """Routes do not come again: what stays of one stays until the shard ends."""
+    decoder = Decoder(table_of(name))
+
+    def kept() -> dict[str, int]:
+        of_requests = {**vars(decoder), **vars(decoder.budget), **vars(decoder._compiled)}
+        return {at: len(held) for at, held in of_requests.items() if isinstance(held, dict | set)}
+
+    everything = DecodeOptions(
+        stop=["abc"], stop_regex=["a+b"], detect_stops=True, return_text_in_logprobs=True
+    )
+    register(decoder, ROUTES[1], everything)
+    decoder.forget(ROUTES[1])
+    before = kept()  # what a gateway has taken in all is kept as long as it may come again
+    register(decoder, ROUTES[0], everything)
+    assert sum(kept().values()) >= sum(before.values()) + 6
+    assert decoder.forget(ROUTES[0])
+    assert kept() == before
+
+
 def test_the_limit_itself_may_be_taken() -> None:
     budget = Budget(limit=10)
     budget.take(0, "a", 4)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
-from .driver import Driver
+from .driver import Driver, every_cut
 from .tokenizers_here import byte_ids
 
 Tables = Callable[[str], TokenTable]
@@ -88,3 +88,17 @@ def test_a_replacement_character_of_the_prompts_own_is_not_said_again(
     rest = [of_byte[byte] for byte in "日!".encode()[len(prompt) - prompt.index(0xE6) :]]
     for cuts in ([], [1]):
         assert Driver(table_of(name)).stream(rest, cuts, prompt=ids).text.decode() == "日!"
+
+
+@pytest.mark.parametrize("name", ["bytelevel_added", "bytelevel_replaced"])
+@pytest.mark.parametrize("rest", [b"\xa5e\xe6", b"\xa5\xff", b"\xe6", b"e\xe6\x97", b"\xa5e\xf0\x9f\x91e"])
+def test_a_character_that_the_prompt_began_excuses_no_later_one(
+    name: str, rest: bytes, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """What is broken after it, or left open at the end, is the output's own: it says U+FFFD."""
+    of_byte = byte_ids(tokenizer_of(name))
+    ids = [of_byte[byte] for byte in rest]
+    want = (b"\xe6\x97" + rest).decode(errors="replace").removeprefix("\ufffd")
+    for cuts in every_cut(len(ids)):
+        heard = Driver(table_of(name)).stream(ids, cuts, prompt=[of_byte[byte] for byte in b"x\xe6\x97"])
+        assert heard.text.decode() == want

@@ -60,16 +60,19 @@ def test_the_prompt_is_context_again(table_of: Tables, tokenizer_of: Tokenizers)
 
 
 @pytest.mark.parametrize("less", [1, 3, 100])
+@pytest.mark.parametrize("held", ["", " three"])
 def test_text_that_was_made_but_not_delivered_comes_first(
-    less: int, table_of: Tables, tokenizer_of: Tokenizers
+    held: str, less: int, table_of: Tables, tokenizer_of: Tokenizers
 ) -> None:
+    """Also before what is held because it could become a stop string."""
     table, tokenizer = table_of("deepseek"), tokenizer_of("deepseek")
     ids = tokenizer.encode("one two three END", add_special_tokens=False).ids
+    options = DecodeOptions(stop=[f"{held} ENDE"])
     driver = Driver(table)
-    route = driver.start(DecodeOptions(stop=["ENDE"]))
-    text = tokenizer.decode(ids[:-1])
+    route = driver.start(options)
+    text = tokenizer.decode(ids[:-1]).removesuffix(held)
     have = max(0, len(text) - less)
-    driver.decoder.restore(Restore(route, "rid", DecodeOptions(stop=["ENDE"]), b"", 0, i32(ids[:-1]), have))
+    driver.decoder.restore(Restore(route, "rid", options, b"", 0, i32(ids[:-1]), have))
     driver._next[route] = driver.heard[route].generated = len(ids) - 1
     driver.step([(route, ids[-1:])])
     driver.step([(route, [])], {route: FinishReason.length(1)})

@@ -63,7 +63,7 @@ static uint8_t *make_table(size_t *size)
 {
     bool fallback = rnd(2), firsts = rnd(3) == 0, strip = rnd(3) == 0;
     uint8_t blob[4096];
-    table_header header = {.version = TABLE_VERSION, .flags = fallback, .ids = IDS, .firsts = firsts ? IDS : 0,
+    table_header header = {.version = TABLE_VERSION, .ids = IDS, .firsts = firsts ? IDS : 0,
                            .strip_count = strip ? 1 + rnd(3) : 0, .strip_char = " ", .strip_len = 1};
     memcpy(header.magic, TABLE_MAGIC, 8);
     size_t count = IDS * (firsts ? 2u : 1u);
