@@ -2,6 +2,7 @@
 
 import random
 import threading
+from heapq import heapify, heapreplace
 
 import pytest
 from outfeed.ingress.errors import Unavailable
@@ -35,18 +36,20 @@ def test_short_requests_one_after_the_other_spread_too() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_shards_get_even_shares_of_the_tokens_however_skewed_the_lengths(shards: int, seed: int) -> None:
     """A simulated server: 128 running requests, one token a step each, one in ten 50 times as long."""
-    rng = random.Random(seed)
+    rng, steps = random.Random(seed), 4000
     table = RouteTable(0, shards=shards, slots=256)
-    running = {table.acquire(): _length(rng) for _ in range(128)}
+    running = [
+        (_length(rng), table.acquire(), 0) for _ in range(128)
+    ]  # each one's last step, its route, its first
+    heapify(running)
     tokens = [0] * shards
-    for _ in range(4000):
-        for route in list(running):
-            tokens[shard_of(route)] += 1
-            running[route] -= 1
-            if not running[route]:
-                del running[route]
-                table.release(route)
-                running[table.acquire()] = _length(rng)
+    while running[0][0] < steps:
+        end, route, began = running[0]
+        tokens[shard_of(route)] += end - began
+        table.release(route)
+        heapreplace(running, (end + _length(rng), table.acquire(), end))
+    for _, route, began in running:
+        tokens[shard_of(route)] += steps - began
     assert max(tokens) < 1.1 * min(tokens), tokens
 
 

@@ -6,15 +6,16 @@ The C fuzzer goes deeper; here the same is asked of the Python API, in any envir
 import mmap
 import os
 import struct
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outfeed.ring import CorruptLane, Doorbell, LaneWriter, Ring, RingError, RingFull, segment, wait
+from outfeed.ring import Consumer, CorruptLane, Doorbell, LaneWriter, Ring, RingError, RingFull, segment, wait
+from outfeed.ring._core import lib
 
 from tests.eventually import until
 
@@ -236,10 +237,12 @@ def test_a_quarantine_between_reserve_and_commit_ends_the_reservation(make_ring:
 def test_a_doorbell_name_from_shared_memory_is_only_ever_a_name(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring()
     writer, consumer = ring.writer(0), ring.consumer(0, bell)
-    short, wide = (Path(f"/dev/shm/{bell.name}.{what}") for what in ("short", "wide"))
+    short, wide, none = (Path(f"/dev/shm/{bell.name}.{what}") for what in ("short", "wide", "none"))
     short.touch(mode=0o600)  # ringing it would be a SIGBUS
     wide.write_bytes(Path(f"/dev/shm/{bell.name}").read_bytes())
     wide.chmod(0o666)  # anybody may have made it
+    none.touch(mode=0o600)
+    none.write_bytes(bytes(lib.RING_BELL_BYTES))  # somebody's file, which a ring would change
     before = wide.read_bytes()
     for name in (
         b"../../etc/passwd",
@@ -251,12 +254,14 @@ def test_a_doorbell_name_from_shared_memory_is_only_ever_a_name(make_ring: MakeR
         ring.name.encode(),
         short.name.encode(),
         wide.name.encode(),
+        none.name.encode(),
     ):
         point_at(ring, name)
         writer.write(1, b"")
         assert len(consumer.read()) == 1
         consumer.release()
     assert wide.read_bytes() == before
+    assert none.read_bytes() == bytes(lib.RING_BELL_BYTES)
 
 
 def point_at(ring: Ring, bell_name: bytes) -> None:
@@ -269,28 +274,29 @@ def point_at(ring: Ring, bell_name: bytes) -> None:
         memory[block : block + 4] = struct.pack("<I", 1)
 
 
-@pytest.mark.parametrize("word", [0, 1, 2, 3, 4, 0x81, 0xA5A5A5A5, 0xFFFFFFFF])
-def test_any_bytes_in_a_doorbell_delay_a_wake_up_at_most(
-    make_ring: MakeRing, bell: Doorbell, word: int
-) -> None:
-    ring = make_ring()
-    writer, consumer = ring.writer(0), ring.consumer(0, bell)
-    found: list[bool] = []
+WORDS = (0, 1, 2, 3, 4, 0x81, 0xA5A5A5A5, 0xFFFFFFFF)
 
-    def waiting() -> None:
-        while not any(found):
-            found.append(wait([consumer], 1.0))
 
-    thread = threading.Thread(target=waiting)
-    thread.start()
-    until("the wait to sleep", lambda: ring.stats().consumers[0].parked)
-    with open(f"/dev/shm/{bell.name}", "r+b") as file:
-        file.seek(8)  # beyond its magic, without which it would not even be rung
-        file.write(b"\xa5" * 120 + struct.pack("<I", word) + b"\xa5" * 124)
-    writer.write(1, b"")
-    thread.join(30)
-    assert found[-1]
-    assert len(consumer.read()) == 1
+def comes_to_know(consumer: Consumer) -> bool:
+    return any(wait([consumer], 1.0) for _ in range(30))
+
+
+def test_any_bytes_in_a_doorbell_delay_a_wake_up_at_most(make_ring: MakeRing, name: str) -> None:
+    """All at once: a word that says nothing of its sleeper costs the sleep's whole second."""
+    rings = [make_ring() for _ in WORDS]
+    with ExitStack() as stack, ThreadPoolExecutor(len(WORDS)) as threads:
+        bells = [stack.enter_context(Doorbell.create(f"{name}.bell{word:x}")) for word in WORDS]
+        consumers = [ring.consumer(0, bell) for ring, bell in zip(rings, bells, strict=True)]
+        waits = [threads.submit(comes_to_know, consumer) for consumer in consumers]
+        for ring, bell, word in zip(rings, bells, WORDS, strict=True):
+            writer = ring.writer(0)
+            until("the wait to sleep", lambda asleep=ring: asleep.stats().consumers[0].parked)
+            with open(f"/dev/shm/{bell.name}", "r+b") as file:
+                file.seek(8)  # beyond its magic, without which it would not even be rung
+                file.write(b"\xa5" * 120 + struct.pack("<I", word) + b"\xa5" * 124)
+            writer.write(1, b"")
+        assert all(one.result() for one in waits)
+        assert [len(consumer.read()) for consumer in consumers] == [1] * len(WORDS)
 
 
 def test_any_statistics_are_only_numbers(make_ring: MakeRing) -> None:

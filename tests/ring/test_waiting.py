@@ -210,6 +210,7 @@ def test_a_signal_gets_through_a_full_lane_and_a_quiet_one_changes_nothing(
             writer.write(1, bytes(1000), timeout=60.0)
     finally:
         handler(lambda: None)
+        process.kill()
     process.join(30)
 
 
