@@ -168,6 +168,25 @@ def test_a_reader_that_was_taken_for_dead_is_asked_for_what_it_has(
         assert len(asked) == 1
 
 
+def test_a_reader_that_seemed_dead_between_two_looks_is_asked_once(instance: Instance) -> None:
+    """Frames for it were dropped meanwhile."""
+    reader, row = instance.board.row(Role.READER, 0), instance.board.row(Role.SHARD, 0)
+    asked: list[int] = []
+    loop: Any = SimpleNamespace(doubt=asked.append, forget_reader=lambda reader: None)
+    life = _Life(instance, row)
+    reader.claim(State.RUNNING)
+    life._look_at_readers(loop)
+    assert life.lives(0)
+    life._look_at_readers(loop)
+    assert asked == []
+    reader.state = State.STOPPED
+    assert not life.lives(0)
+    reader.state = State.RUNNING
+    for _ in range(2):
+        life._look_at_readers(loop)
+        assert asked == [0]
+
+
 @pytest.mark.parametrize("why", ["no file of its own", "owned"])
 def test_a_lane_that_could_not_be_had_is_tried_until_it_can(
     instance: Instance, shards: list[int], why: str
