@@ -169,7 +169,7 @@ def test_a_reader_that_was_taken_for_dead_is_asked_for_what_it_has(
 
 
 def test_a_reader_that_seemed_dead_between_two_looks_is_asked_once(instance: Instance) -> None:
-    """Frames for it were dropped meanwhile."""
+    """Frames for it were dropped meanwhile. Its successor had none of them, and is not asked."""
     reader, row = instance.board.row(Role.READER, 0), instance.board.row(Role.SHARD, 0)
     asked: list[int] = []
     loop: Any = SimpleNamespace(doubt=asked.append, forget_reader=lambda reader: None)
@@ -185,6 +185,16 @@ def test_a_reader_that_seemed_dead_between_two_looks_is_asked_once(instance: Ins
     for _ in range(2):
         life._look_at_readers(loop)
         assert asked == [0]
+    reader.state = State.STOPPED
+    assert not life.lives(0)
+    successor = Owner.of(os.getppid())
+    assert successor is not None
+    for at in (0, 31):
+        reader._words[reader._base + at] = successor.pack()
+    reader.state = State.RUNNING
+    assert life.lives(0)
+    life._look_at_readers(loop)
+    assert asked == [0]
 
 
 @pytest.mark.parametrize("why", ["no file of its own", "owned"])
