@@ -7,7 +7,7 @@ the egress lanes it wrote. Must not know how a step is decoded.
 import logging
 import signal
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType
 
 from ..ring import logs
@@ -16,7 +16,6 @@ from ..ring.doorbell import Doorbell
 from ..ring.instance import Instance
 from ..ring.names import segment_name
 from ..ring.owner import Owner
-from ..ring.ring import Ring
 from ..ring.writer import LaneWriter
 from .decoder import Decoder
 from .errors import Stopped
@@ -55,15 +54,21 @@ def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
     table = TokenTable.attach(segment_name(opened.name, "tokens"))
     decoder = Decoder(table, readers=opened.config.readers)
     row.put("table", 0 if decoder.table.fallback else 1)
-    lanes = _Lanes(opened, shard, bell)
     life = _Life(opened, row)
-    with opened.control() as control, opened.step() as steps:
+    with ExitStack() as lanes, opened.control() as control, opened.step() as steps:
+
+        def lane_to(reader: int) -> LaneWriter | None:
+            """Claim the lane to a reader, when its first row comes."""
+            if reader >= opened.config.readers:
+                return None
+            return lanes.enter_context(opened.egress(reader).writer(shard))
+
         loop = Shard(
             shard,
             decoder,
             control.consumer(shard, bell),
             steps.consumer(shard, bell),
-            lanes.to,
+            lane_to,
             lives=life.lives,
             damaged=lambda: row.count("bad_frames"),
             beat=lambda: life.beat(loop),
@@ -77,37 +82,10 @@ def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
             row.state = State.RUNNING
             loop.run()
         life.report(loop)
-    lanes.close()
 
 
 def _live_readers(opened: Instance) -> list[int]:
     return [row.index for row in opened.board.rows(Role.READER) if row.serving]
-
-
-class _Lanes:
-    """The lanes to the readers, each claimed when its first row comes."""
-
-    def __init__(self, opened: Instance, shard: int, bell: Doorbell) -> None:
-        self._opened = opened
-        self._shard = shard
-        self._bell = bell
-        self._rings: list[Ring] = []
-
-    def to(self, reader: int) -> LaneWriter | None:
-        if reader >= self._opened.config.readers:
-            return None
-        ring = self._opened.egress(reader)
-        try:
-            writer = ring.writer(self._shard)
-        except BaseException:
-            ring.close()  # it may be tried again and again
-            raise
-        self._rings.append(ring)
-        return writer
-
-    def close(self) -> None:
-        for ring in self._rings:
-            ring.close()
 
 
 class _Life:

@@ -79,9 +79,33 @@ def test_a_corrupt_egress_lane_costs_its_reader_alone(
         said += [at for batch in rig.hear(1) if isinstance(batch, Batch) for at in batch.first.tolist()]
     assert said == list(range(100))
     assert rig.rings["step"].stats().consumers[0].lag == 0
+    assert rig.shard.statistics.no_reader == 100 - rig.rings["egress0"].stats().lanes[0].frames
     rig.shard.try_lanes()  # in vain: a corrupt lane stays so
     assert (rig.shard.statistics.corrupt_lanes, rig.shard.statistics.cut_off) == (1, 1)
     assert sum("without reader 0" in record.message for record in caplog.records) == 1
+
+
+def test_what_is_for_a_dead_reader_is_dropped_once_its_lane_is_full(make_rig: Callable[..., Rig]) -> None:
+    """Each frame is one that nobody gets, and none is waited with."""
+    rig = make_rig(capacity=4096)
+    rig.deaf = {0}
+    rig.shard._egress._lives = lambda reader: reader != 0
+    rig.register(MINE, OTHERS)
+    for first in range(100):
+        rig.push([(MINE, first, [65]), (OTHERS, first, [65])])
+        rig.shard.turn()
+    assert sum(isinstance(batch, Batch) for batch in rig.hear(1)) == 100
+    dropped = 100 - rig.rings["egress0"].stats().lanes[0].frames
+    assert dropped > 0
+    assert rig.shard.statistics.no_reader == rig.shard.statistics.waits == dropped
+
+
+def test_what_names_a_reader_that_there_is_none_of_is_dropped(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    nobody = Result(make_route(7, 0, 5, 1), b"{}")
+    rig.steps.write(TAG_OF[type(nobody)], encode(nobody))
+    rig.shard.turn()
+    assert (rig.shard.statistics.no_reader, rig.shard.statistics.cut_off) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -187,3 +211,29 @@ def test_a_lane_that_cannot_be_had_costs_its_reader_alone_until_it_can(
     assert only_batch([batch]).first.tolist() == [2]
     assert only_batch(rig.hear(0)).first.tolist() == [2]
     assert rig.shard.statistics.no_reader == before
+
+
+def test_a_lane_that_is_found_corrupt_when_it_is_tried_again_is_not_tried_any_more(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig()
+    rig.deaf = {0}
+    scribble(rig.rings["egress0"], "quarantine")
+    opens = rig.shard._egress._open
+    tries: list[int] = []
+
+    def refuses_once(reader: int) -> LaneWriter | None:
+        tries.append(reader)
+        if len(tries) == 1:
+            raise OSError(24, "Too many open files")
+        return opens(reader)
+
+    monkeypatch.setattr(rig.shard._egress, "_open", refuses_once)
+    rig.register(MINE)
+    rig.push([(MINE, 0, [65])])
+    rig.shard.turn()
+    assert rig.shard.statistics.corrupt_lanes == 0
+    for _ in range(3):
+        rig.shard.try_lanes()
+    assert tries == [0, 0]
+    assert (rig.shard.statistics.corrupt_lanes, rig.shard.statistics.cut_off) == (1, 1)

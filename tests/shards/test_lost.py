@@ -134,6 +134,21 @@ def test_who_answers_too_late_has_its_rows_counted(make_rig: Callable[..., Rig])
     assert rig.damages == 1
 
 
+def test_who_was_late_once_is_not_waited_for_again(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked, and once more. When another one is asked later, that one's answer is enough."""
+    rig = make_rig()
+    rig.deaf = {0}
+    rig.shard._restore_limit_s = 0.4
+    rig.shard.take_over([0])
+    assert said(rig, 0) in (["Takeover"], ["Takeover"] * 2)
+    lose(rig, Register(OTHERS, "rid", DecodeOptions(), b"", 0), reader=1)
+    rig.shard.turn()
+    assert said(rig, 1) == ["Takeover"]
+    assert caplog.text.count("goes on without readers [0]") == 1
+
+
 def test_a_gateway_that_dies_while_it_is_asked_is_not_waited_for(
     make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:

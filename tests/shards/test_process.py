@@ -16,7 +16,7 @@ import pytest
 from outfeed.ring import Doorbell
 from outfeed.ring.batch import Batch, decode_batch, encode_batch
 from outfeed.ring.board import COUNTERS, InstanceConfig, Phase, Role, State
-from outfeed.ring.frames import DecodeOptions, Register, Restored, Tag, Takeover, decode, encode
+from outfeed.ring.frames import DecodeOptions, Register, Restored, Result, Tag, Takeover, decode, encode
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.ring.names import segment_name
 from outfeed.ring.owner import Owner
@@ -168,13 +168,48 @@ def test_a_reader_that_was_taken_for_dead_is_asked_for_what_it_has(
         assert len(asked) == 1
 
 
-def test_a_lane_that_could_not_be_had_is_tried_until_it_can(instance: Instance, shards: list[int]) -> None:
+def test_a_reader_that_seemed_dead_between_two_looks_is_asked_once(instance: Instance) -> None:
+    """Frames for it were dropped meanwhile. Its successor had none of them, and is not asked."""
+    reader, row = instance.board.row(Role.READER, 0), instance.board.row(Role.SHARD, 0)
+    asked: list[int] = []
+    loop: Any = SimpleNamespace(doubt=asked.append, forget_reader=lambda reader: None)
+    life = _Life(instance, row)
+    reader.claim(State.RUNNING)
+    life._look_at_readers(loop)
+    assert life.lives(0)
+    life._look_at_readers(loop)
+    assert asked == []
+    reader.state = State.STOPPED
+    assert not life.lives(0)
+    reader.state = State.RUNNING
+    for _ in range(2):
+        life._look_at_readers(loop)
+        assert asked == [0]
+    reader.state = State.STOPPED
+    assert not life.lives(0)
+    successor = Owner.of(os.getppid())
+    assert successor is not None
+    for at in (0, 31):
+        reader._words[reader._base + at] = successor.pack()
+    reader.state = State.RUNNING
+    assert life.lives(0)
+    life._look_at_readers(loop)
+    assert asked == [0]
+
+
+@pytest.mark.parametrize("why", ["no file of its own", "owned"])
+def test_a_lane_that_could_not_be_had_is_tried_until_it_can(
+    instance: Instance, shards: list[int], why: str
+) -> None:
     row = instance.board.row(Role.SHARD, 0)
     egress = Path("/dev/shm") / segment_name(instance.name, "egress0")
     route = make_route(0, 0, 3, 1)
     files = Path(f"/proc/{shards[0]}/fd")
-    egress.chmod(0o644)  # a shard takes no segment that others may open
-    with instance.control() as control, instance.step() as step:
+    with instance.control() as control, instance.step() as step, instance.egress(0) as ring:
+        if why == "owned":
+            owner = ring.writer(0)
+        else:
+            egress.chmod(0o644)  # a shard takes no segment that others may open
         control.writer(0).write(Tag.REGISTER, encode(Register(route, "", DecodeOptions(), b"", 0)))
         one, zero = np.ones(1, dtype=np.uint32), np.zeros(1, dtype=np.uint32)
         column, ids = np.array([route], dtype=np.uint64), np.array([1000], dtype=np.int32)
@@ -182,11 +217,29 @@ def test_a_lane_that_could_not_be_had_is_tried_until_it_can(instance: Instance, 
         until("the shard to go on without that reader", lambda: row.get("cut_off") == 1)
         opened = len(list(files.iterdir()))
         seen = row.heartbeat_ns
-        until("another try", lambda: row.heartbeat_ns > seen + 3 * 10**8)
+        until("another try", lambda: row.heartbeat_ns > seen + 5 * 10**8)
         assert len(list(files.iterdir())) == opened
-        egress.chmod(0o600)
+        if why == "owned":
+            owner.close()
+        else:
+            egress.chmod(0o600)
         until("the reader to be reached", lambda: row.get("cut_off") == 0)
+        assert ring.stats().lanes[0].owner == row.owner
     assert row.get("bad_frames") == 1, "a reason for a tally"
+
+
+def test_a_shard_that_ends_gives_back_what_it_wrote(instance: Instance) -> None:
+    """Its successor has nothing to take over from the dead."""
+    pid = fork_child(lambda: run_shard(instance.name, 0))
+    row = instance.board.row(Role.SHARD, 0)
+    until("shard 0 to run", lambda: row.state == State.RUNNING)
+    with instance.step() as step, instance.egress(0) as egress:
+        answer = Result(make_route(0, 0, 3, 1), b"{}")
+        step.writer(0).write(Tag.RESULT, encode(answer))
+        until("its lane", lambda: egress.stats().lanes[0].owner == row.owner)
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert egress.stats().lanes[0].owner is None
 
 
 def test_a_further_shard_has_little_memory_of_its_own(shards: list[int]) -> None:
