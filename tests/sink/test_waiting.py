@@ -219,7 +219,9 @@ def test_a_second_reader_is_refused_and_takes_nothing_from_the_first() -> None:
 
 def test_a_thread_that_is_woken_twice_goes_on_once() -> None:
     waiter = ThreadWaiter()
-    waiter.fire()
+    assert not waiter.marked
+    assert not waiter.wait(0)
+    wake([waiter])
     waiter.fire()
     assert waiter.wait(0)
     assert not waiter.wait(0)
