@@ -110,7 +110,8 @@ class Channel(ChannelFields):
         if self.gone:
             raise SinkClosed("the handler is gone: its source was closed, cancelled or dropped")
         waiting = self.sent - self.taken - self.freed
-        # `limit` may be a moment old; this is what counts. An empty sink takes anything.
+        # `limit` may be a moment old, and knows of what folding freed with the next take only. This is what
+        # counts. An empty sink takes anything.
         if waiting > 0 and waiting + size > self.capacity:
             raise SinkFull(
                 f"{waiting} bytes wait and {size} more do not fit the sink's capacity of {self.capacity}: "
@@ -136,8 +137,6 @@ class Channel(ChannelFields):
         if self.lock.acquire(blocking=False):
             try:
                 self._fold()
-                if self.freed and not self.gone:
-                    self.limit = self.capacity + self.taken + self.freed
             finally:
                 self.lock.release()
 
@@ -175,17 +174,17 @@ class Channel(ChannelFields):
             fresh = self.fresh
             if not fresh and self.folded is None:
                 return None  # closed in another thread since `take_quick` looked
-            if self.folded is None and (len(fresh) == 1 or type(fresh[0]) is not ChunkEvent):
-                item = fresh.pop(0)
-            else:
-                item = self._take_folded()
+            alone = self.folded is None and len(fresh) == 1  # as an ending is: nothing comes after it
+            item = fresh.pop(0) if alone else self._take_folded()
             self.received += 1
             if type(item) is not ChunkEvent:
                 if type(item) is Control:
                     self.taken += len(item.body)
                 return item  # type: ignore[return-value]  # mypy keeps ChunkEvent, the test above excludes it
             self.taken += item.size
-            self.limit = -1 if self.gone else self.capacity + self.taken + self.freed
+            self.limit = self.capacity + self.taken + self.freed
+            if self.gone:  # looked at last: who closes meanwhile says so after this
+                self.limit = -1
         return Frame(item) if item.finish is None else Done(item)
 
     def close(self) -> None:

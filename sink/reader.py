@@ -180,10 +180,10 @@ class Reader:
         with contextlib.suppress(RingClosed):
             self._egress.doorbell.ring()
 
-    def _read(self, limit: int, upto: list[int] | None = None) -> list[Frame]:
+    def _read(self, limit: int) -> list[Frame]:
         """Read frames; a lane found corrupt is lost for good, and so are its shard's requests."""
         try:
-            return self._egress.read(limit, upto)
+            return self._egress.read(limit)
         except CorruptLane as error:
             log.error("egress lane lost: %s", error)
             self._corrupt.add(error.lane)

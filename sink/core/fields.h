@@ -1,6 +1,6 @@
 /* The three objects that the reader's loop touches, as Python types: an event, a channel, a live request.
  *
- * Their Python subclasses (sink/events.py, channel.py, reader.py) have the rules; these have the fields, so that
+ * Their Python subclasses (sink/events.py, channel.py, live.py) have the rules; these have the fields, so that
  * deliver.c reads and writes them without going through Python. Included by deliver.c alone.
  */
 #ifndef OUTFEED_FIELDS_H

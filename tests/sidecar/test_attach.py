@@ -2,13 +2,15 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from outfeed.ring.board import Role, State
+from outfeed.ring.board import Phase, Role, State
 from outfeed.ring.frames import Abort, Attach, Tag, encode
-from outfeed.sidecar import RingFull, SchedulerPort, WriterBusy
+from outfeed.ring.instance import Instance, InstanceGone
+from outfeed.sidecar import LaneOwned, RingFull, SchedulerPort, WriterBusy
 
 from .conftest import Bench
 from .test_port import A, B, generate
@@ -58,11 +60,36 @@ def test_what_was_received_is_handled_when_the_scheduler_asks_again(bench: Bench
         assert port.recv() == [generate(B)]
 
 
-def test_another_rank_receives_nothing_and_waits_for_nothing(bench: Bench) -> None:
+def test_another_rank_receives_nothing_and_sleeps_its_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.send(generate(A))
+    slept: list[float] = []
     with SchedulerPort.attach(bench.name, rank=1) as port:
-        assert not port.wait(0)
+        monkeypatch.setattr(time, "sleep", slept.append)
+        assert not port.wait(0.25)
+        assert not port.wait(60)
         assert port.recv() == []
+    assert slept == [0.25, 1.0]
+
+
+def test_a_scheduler_that_is_started_first_waits_for_its_instance(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    attach = Instance.attach
+
+    def not_yet(name: str) -> Instance:
+        if len(slept) < 3:
+            raise InstanceGone(name)
+        return attach(name)
+
+    monkeypatch.setattr(Instance, "attach", not_yet)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    with SchedulerPort.attach(bench.name, timeout=60) as port:
+        assert port.alive
+        bench.instance.board.phase = Phase.STOPPING
+        assert not port.alive
 
 
 def test_who_comes_after_another_one_is_counted_as_its_replacement(bench: Bench) -> None:
@@ -85,13 +112,13 @@ def test_a_port_shows_its_last_counts_when_it_closes(bench: Bench, port: Schedul
     assert (row.get("frames"), row.get("rows"), row.get("tokens")) == (1, 1, 2)
 
 
-def test_a_port_that_is_closed_uses_nothing_of_the_instance(bench: Bench) -> None:
-    """Whoever uses a segment holds a lock on it; what is mapped goes with the port itself."""
+def locks() -> int:
+    """Whoever uses a segment holds a lock on it."""
+    return sum("lock:" in info.read_text() for info in Path("/proc/self/fdinfo").iterdir() if info.exists())
 
-    def locks() -> int:
-        return sum(
-            "lock:" in info.read_text() for info in Path("/proc/self/fdinfo").iterdir() if info.exists()
-        )
+
+def test_a_port_that_is_closed_uses_nothing_of_the_instance(bench: Bench) -> None:
+    """What is mapped goes with the port itself."""
 
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count(bench.name)
@@ -104,6 +131,16 @@ def test_a_port_that_is_closed_uses_nothing_of_the_instance(bench: Bench) -> Non
         assert locks() == before[0]
         del port
         assert mapped() == before[1]
+
+
+@pytest.mark.parametrize(("rank", "why"), [(0, LaneOwned), (2, IndexError)])
+def test_who_cannot_attach_uses_nothing_of_the_instance(
+    bench: Bench, port: SchedulerPort, rank: int, why: type[Exception]
+) -> None:
+    before = locks()
+    with pytest.raises(why) as refused:
+        SchedulerPort.attach(bench.name, rank=rank)
+    assert locks() == before, f"while {refused!r} is held, with all that was made"
 
 
 def test_a_port_in_which_another_thread_pushes_is_closed_when_that_has_ended(

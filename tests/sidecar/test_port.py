@@ -265,13 +265,16 @@ def test_a_board_that_was_scribbled_over_costs_no_request(bench: Bench, port: Sc
 
 
 def test_control_requests_get_one_answer(bench: Bench, port: SchedulerPort) -> None:
-    bench.send(Control(A, "c", "health"), generate(B))
+    other = make_route(0, 0, 3, 1)
+    bench.send(Control(A, "c", "health"), generate(B), generate(other))
     port.recv()
     port.push_result(A, b"fine")
-    port.push_error(B, 503, "Busy", "no memory")
+    port.push_error(B, 599, "Busy", "no memory")
+    port.push_error(other, 400, "Odd", "no such")
     assert [decode(tag, body) for _, tag, body in bench.shard.read()] == [
         Result(A, b"fine"),
-        ErrorFrame(B, 503, "Busy", "no memory"),
+        ErrorFrame(B, 599, "Busy", "no memory"),
+        ErrorFrame(other, 400, "Odd", "no such"),
     ]
     with pytest.raises(UnknownRoute, match="ended, or never was"):
         port.push_result(A, b"again")
@@ -287,7 +290,8 @@ def test_an_answer_that_nobody_could_read_is_refused(bench: Bench, port: Schedul
         with pytest.raises(ValueError, match=r"body is a .*: give bytes"):
             port.push_result(A, body)
     wrong: list[tuple[Any, Any, Any, str]] = [
-        (200, "X", "?", "status 200 is no error"),
+        (399, "X", "?", "status 399 is no error"),
+        (600, "X", "?", "status 600 is no error"),
         (503, 7, "?", "type is 7: give text"),
         (503, "X", OSError("no memory"), "message is OSError.*: give text"),
     ]

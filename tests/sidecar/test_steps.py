@@ -1,9 +1,11 @@
 """Pushing a step in one C call: the same frame that ring/batch.py would make, and the columns it takes."""
 
+import contextlib
 import ctypes
 import itertools
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -125,6 +127,20 @@ def test_columns_of_any_integer_type_carry_the_same_numbers(
     ((_, _, body),) = bench.shard.read()
     step = decode_batch(body)
     assert (step.routes.tolist(), step.ids.tolist(), step.counts.tolist()) == ([b, a], [5, 300, 7], [2, 1])
+
+
+@pytest.mark.parametrize("other", range(4), ids=["all as they are", "routes", "ids", "counts"])
+def test_what_was_pushed_belongs_to_its_caller_again(bench: Bench, port: SchedulerPort, other: int) -> None:
+    """Whichever column is of another type than the C pass takes: all can grow once the push has returned."""
+    (route,) = receive(bench, port, 1)
+    codes = ["Q", "i", "I"]
+    if other:
+        codes[other - 1] = "q"
+    columns = [array(code, [number]) for code, number in zip(codes, (route, 7, 1), strict=True)]
+    for _ in range(2):
+        port.push_tokens(*columns)
+    for column in columns:
+        column.append(0)
 
 
 def test_columns_from_another_process_carry_families_too(bench: Bench, port: SchedulerPort) -> None:
@@ -257,6 +273,34 @@ def test_a_closed_port_refuses_to_push(bench: Bench, port: SchedulerPort) -> Non
     port.close()
     with pytest.raises(RingClosed):
         port.push_tokens([route], [1])
+
+
+def test_signals_make_a_wait_for_room_neither_shorter_nor_longer(bench: Bench, port: SchedulerPort) -> None:
+    (route,) = receive(bench, port, 1)
+    with contextlib.suppress(RingFull):
+        while True:
+            port.push_tokens([route], [1] * 1000, [1000])
+    signals: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        signals.append(number)
+        if len(signals) == 500:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if len(signals) == 3:
+            bench.shard.read()
+            bench.shard.release()
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    try:
+        port.push_tokens([route], [1] * 1000, [1000], timeout=60)
+        with contextlib.suppress(RingFull):  # nor do signals make it longer: they would come for ever
+            while True:
+                port.push_tokens([route], [1] * 1000, [1000], timeout=0.1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert 3 <= len(signals) < 500
 
 
 @pytest.mark.parametrize("timeout", [-1.0, float("nan"), 1e9])

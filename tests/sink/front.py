@@ -32,15 +32,12 @@ class FakeEgress:
         self.released = 0
         self.doorbell = FakeBell()
 
-    def read(self, limit: int = 256, upto: list[int] | None = None) -> list[tuple[int, int, memoryview]]:
+    def read(self, limit: int) -> list[tuple[int, int, memoryview]]:
         taken, self.frames = self.frames[:limit], self.frames[limit:]
         return taken
 
     def release(self) -> None:
         self.released += 1
-
-    def tails(self) -> list[int]:
-        return [0]
 
 
 class Front:

@@ -134,6 +134,8 @@ def test_a_source_may_be_closed_at_any_moment(waiting: int, one: str) -> None:
     for sink in every_switch_closed(waiting, one):
         with pytest.raises((SinkClosed, SinkEnded)):
             sink.source.receive_nowait()
+        with pytest.raises(SinkClosed):
+            sink.send()
         assert sink.source.statistics().waiting_bytes == 0
         assert sink.received <= sink.sent
 

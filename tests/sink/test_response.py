@@ -171,7 +171,8 @@ def test_each_row_counts_what_it_holds_and_holds_what_is_its_own() -> None:
     having, shares = columns_of(batch.families, batch.texts)
     assert having == [0, 1, 3, 4]
     for share in shares:
-        assert share.size == Columns(*share.parts(), share.texts).size
+        columns: list[Any] = [*share.parts(), share.texts]
+        assert share.size == Columns(*columns).size
     assert [share.texts and [*share.texts] for share in shares] == [[10, 3, 4, 11], [20], None, None]
     assert shares[2].hidden_states == Hidden(np.array([5.0, 6.0, 7.0, 8.0], "f4").tobytes(), 2, 2)
 

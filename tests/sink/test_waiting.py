@@ -54,6 +54,19 @@ def test_a_timeout_leaves_the_stream_as_it_is() -> None:
     asyncio.run(story())
 
 
+def test_what_comes_before_the_timeout_is_received() -> None:
+    sender, source = open_sink(1000)
+
+    async def story() -> None:
+        reader = asyncio.ensure_future(source.receive(60))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        sender.try_send(Frame(chunk("a")))
+        assert await reader == Frame(chunk("a"))
+
+    asyncio.run(story())
+
+
 def test_no_event_is_lost_between_a_fast_thread_and_a_task() -> None:
     """Every wake-up counts: one lost and this hangs."""
     count = 20_000
@@ -206,7 +219,9 @@ def test_a_second_reader_is_refused_and_takes_nothing_from_the_first() -> None:
 
 def test_a_thread_that_is_woken_twice_goes_on_once() -> None:
     waiter = ThreadWaiter()
-    waiter.fire()
+    assert not waiter.marked
+    assert not waiter.wait(0)
+    wake([waiter])
     waiter.fire()
     assert waiter.wait(0)
     assert not waiter.wait(0)
