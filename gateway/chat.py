@@ -15,6 +15,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..ingress.errors import BadRequest, show
+from ..ingress.request import decode_body
 
 CONFIG: Final = "tokenizer_config.json"
 TEMPLATE: Final = "chat_template.jinja"
@@ -106,6 +107,8 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         raise BadRequest(where, f"must be an object with role and content, got {show(value)}")
     if type(value.get("role")) is not str:
         raise BadRequest(f"{where}.role", f"must be a string, got {show(value.get('role'))}")
+    if value.get("tool_calls"):
+        value = {**value, "tool_calls": _tool_calls(value["tool_calls"], f"{where}.tool_calls")}
     content = value.get("content")
     if content is None or type(content) is str:
         return {**value, "content": content if content is not None else ""}
@@ -117,6 +120,34 @@ def _message(value: Any, where: str) -> dict[str, Any]:
             raise BadRequest(f"{where}.content[{index}]", "only parts of type text are taken here")
         texts.append(part["text"])
     return {**value, "content": "\n".join(texts)}
+
+
+def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
+    """Return calls with their arguments as objects: a client has them as JSON, and templates write it."""
+    if type(value) is not list:
+        raise BadRequest(where, f"must be a list, got {show(value)}")
+    calls = []
+    for index, call in enumerate(value):
+        function = call.get("function") if type(call) is dict else None
+        if type(function) is not dict:
+            raise BadRequest(f"{where}[{index}]", f"must be an object with a function, got {show(call)}")
+        arguments = _arguments(function.get("arguments"), f"{where}[{index}].function.arguments")
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return calls
+
+
+def _arguments(value: Any, where: str) -> dict[str, Any]:
+    why = ""
+    if type(value) is str and value:
+        try:
+            value = decode_body(value.encode())
+        except BadRequest as error:
+            why = f": {error.what}"
+    if value is None or value == "":
+        return {}
+    if type(value) is not dict:
+        raise BadRequest(where, f"must be a JSON object, got {show(value)}{why}")
+    return value
 
 
 def _read(path: Path) -> str:

@@ -65,6 +65,42 @@ def test_templates_are_found_beside_the_tokenizer(tmp_path: Path) -> None:
         ChatTemplate.find(tokenizer, tmp_path / "missing")
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "Köln"}', {"city": "Köln"}, "", None])
+def test_a_calls_arguments_reach_a_template_as_an_object(serve: Serve, arguments: object) -> None:
+    """Clients send JSON, and templates write JSON: as they come they would be quoted twice."""
+    running = serve(one, template="{{ (messages|last).tool_calls[0].function.arguments|tojson }}")
+    answer = running.ask("POST", "/v1/chat/completions", {"messages": called(arguments)})
+    assert answer.status == 200
+    told = "".join(map(chr, running.stream().prompt.ids))
+    assert json.loads(told) == ({"city": "Köln"} if arguments else {})
+
+
+@pytest.mark.parametrize(
+    ("calls", "where"),
+    [
+        ({}, None),
+        ([], None),
+        ("f", "tool_calls"),
+        (["f"], "tool_calls[0]"),
+        ([{"function": "f"}], "tool_calls[0]"),
+        *(
+            ([{"function": {"name": "f", "arguments": arguments}}], "tool_calls[0].function.arguments")
+            for arguments in ("{", "[1]", "5", 5, '{"x": "\\ud800"}')
+        ),
+    ],
+)
+def test_calls_that_are_none_are_a_400(serve: Serve, calls: object, where: str | None) -> None:
+    messages = [{"role": "assistant", "content": "x", "tool_calls": calls}]
+    answer = serve(one, template=TEMPLATE).ask("POST", "/v1/chat/completions", {"messages": messages})
+    assert answer.status == (200 if where is None else 400)
+    assert where is None or answer.json["error"]["param"] == f"messages[0].{where}"
+
+
+def called(arguments: object) -> list[dict[str, object]]:
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
 def test_a_long_conversation_is_made_a_prompt_on_a_thread(serve: Serve) -> None:
     threads = []
 
