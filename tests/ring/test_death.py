@@ -355,7 +355,7 @@ def test_a_lane_or_cursor_goes_to_one_of_two_successors(
 
     dying(take)
     monkeypatch.setattr(Owner, "alive", lose_the_race)
-    attempts = {
+    attempts: dict[str, Callable[[], object]] = {
         "lane": lambda: ring.writer(0),
         "cursor": lambda: ring.consumer(0, bell),
         "detached cursor": lambda: ring.detach_consumer(0),
