@@ -142,7 +142,7 @@ class Ring:
             if code == 0:
                 return
             if code != lib.RING_OWNED:
-                raise RingError(f"ring {self.name!r}: claiming {what} failed with code {code}")
+                raise RingError(f"ring {self.name!r}: there is no memory to claim {what} (code {code})")
         raise LaneOwned(
             f"ring {self.name!r}: {what} changed hands {_CLAIM_TRIES} times while it was being claimed"
         )
@@ -150,7 +150,8 @@ class Ring:
     def writer(self, lane: int) -> LaneWriter:
         """Claim `lane` for this process; a dead process's lane is taken over at its last whole frame.
 
-        Raises LaneOwned while a live process (this one included) has it, CorruptLane, IndexError.
+        Raises LaneOwned while a live process (this one included) has it, CorruptLane, IndexError; RingError
+        when there is no memory for it.
         """
         self._open()
         if not 0 <= lane < self.lanes:
@@ -177,7 +178,8 @@ class Ring:
 
         A cursor that was detached starts afresh, at the lanes' tails.
 
-        Raises LaneOwned while a live process (this one included) has it, IndexError.
+        Raises LaneOwned while a live process (this one included) has it, IndexError; RingError when there is
+        no memory for it.
         """
         self._open()
         self._check_index(index)

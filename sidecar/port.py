@@ -240,16 +240,19 @@ class SchedulerPort:
     def push_result(self, route: int, body: bytes | bytearray | memoryview, *, timeout: float = 1.0) -> None:
         """Answer a Control with `body`, which reaches its handler unchanged.
 
+        An answer to one that has ended (an Abort came with it, say) is dropped and counted in `stale_rows`.
+
         Raises:
             FrameTooLarge: `body` does not fit a frame; answer with `push_error` or something smaller.
             RingFull: there was no room within `timeout` seconds; nothing was sent.
-            UnknownRoute: the control request was never received, or has been answered.
+            UnknownRoute: the control request was never received.
             ValueError: the route is a Generate's, or `body` is not bytes.
         """
         if not isinstance(body, bytes | bytearray | memoryview):
             raise ValueError(f"body is a {type(body).__name__}: give bytes")
         route = index(route)
-        self._must_be_live(route)
+        if self._is_late(route):
+            return
         if not self._table.is_control(route):
             raise ValueError(
                 f"{format_route(route)} is no control request: end it with push_tokens and a finish reason, "
@@ -260,9 +263,11 @@ class SchedulerPort:
     def push_error(self, route: int, status: int, type: str, message: str, *, timeout: float = 1.0) -> None:
         """End a request with an error: an HTTP status (400 to 599), a short type, a message for people.
 
+        That of one that has ended already is dropped and counted in `stale_rows`.
+
         Raises:
             RingFull: there was no room within `timeout` seconds; nothing was sent.
-            UnknownRoute: the request was never received, or has ended.
+            UnknownRoute: the request was never received.
             ValueError: the status is not an error's, or type or message is no text.
         """
         route, status = index(route), index(status)
@@ -271,8 +276,8 @@ class SchedulerPort:
         for name, text in (("type", type), ("message", message)):
             if not isinstance(text, str):
                 raise ValueError(f"{name} is {text!r}: give text")
-        self._must_be_live(route)
-        self._finish(ErrorFrame(route, status, type, message), timeout)
+        if not self._is_late(route):
+            self._finish(ErrorFrame(route, status, type, message), timeout)
 
     def close(self) -> None:
         """Detach. Twice is fine; a closed port is not alive and refuses everything else.
@@ -397,11 +402,12 @@ class SchedulerPort:
             case _:
                 raise BadFrame(f"a {TAG_OF[type(message)].name} does not belong on the request ring")
 
-    def _must_be_live(self, route: int) -> None:
-        if not self._table.is_live(route):
-            raise UnknownRoute(
-                f"{format_route(route)} is not a live request of this port: it ended, or never was"
-            )
+    def _is_late(self, route: int) -> bool:
+        """Whether an answer comes when its request has ended: dropped and counted, as a late row is."""
+        if self._table.is_live(route):
+            return False
+        self._table.drop(route)
+        return True
 
     def _finish(self, message: Result | ErrorFrame, timeout: float) -> None:
         self._writer.write(TAG_OF[type(message)], encode(message), timeout=timeout)

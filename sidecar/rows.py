@@ -107,6 +107,16 @@ class RowTable:
         """Whether the request is live and a control request."""
         return bool(self._known(route, lib.outfeed_rows_live) == lib.OUTFEED_CONTROL)
 
+    def drop(self, route: int) -> None:
+        """Count an answer that comes when its request has ended among the stale rows.
+
+        Raises:
+            UnknownRoute: it was never received.
+        """
+        if not self._entries["route"][self._place(route)]:
+            raise UnknownRoute(self._describe(route))
+        self._table.stale_rows += 1
+
     def advance(self, routes: NDArray[np.uint64], counts: NDArray[np.uint32] | None) -> Advanced:
         """Count a step's tokens in. Once the step is written, `count` it; when it is not, `retract` it.
 
@@ -160,7 +170,7 @@ class RowTable:
             UnknownRoute: the route's reader or slot is not in this instance.
         """
         self.is_live(route)
-        return bool(self._entries["route"][reader_of(route) * self._slots + slot_of(route)] == route)
+        return bool(self._entries["route"][self._place(route)] == route)
 
     def standings(self, start: int, limit: int) -> tuple[list[tuple[int, int, int]], int | None]:
         """Return (route, tokens pushed, Standing) of up to `limit` requests, and where the next ones begin.
@@ -190,6 +200,9 @@ class RowTable:
         if code < 0:
             raise UnknownRoute(self._describe(route))
         return code
+
+    def _place(self, route: int) -> int:
+        return reader_of(route) * self._slots + slot_of(route)
 
     def _describe(self, route: int) -> str:
         return (

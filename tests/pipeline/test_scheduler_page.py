@@ -20,7 +20,7 @@ from outfeed.ring.board import Role
 from outfeed.ring.frames import TAG_OF, Generate, encode
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.ring.route import make_route
-from outfeed.sidecar import FinishReason, Kind, Requests, SchedulerPort, flat_family, ragged_family
+from outfeed.sidecar import SchedulerPort
 from outfeed.sink import Done, Error, Frame
 from tokenizers import Tokenizer
 
@@ -117,8 +117,6 @@ def test_the_other_examples_run(small_tokenizer: Path) -> None:
             "routes": np.array(routes, "u8"),
             "ids": np.array([5, 6], "i4"),
         }
-        names |= {"Kind": Kind, "flat_family": flat_family, "ragged_family": ragged_family}
-        names |= {"Requests": Requests, "FinishReason": FinishReason}
         exec(families, names)
         here = Instance.attach(instance)
         request = here.request()

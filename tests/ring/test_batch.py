@@ -10,7 +10,7 @@ from outfeed.ring import _body
 from outfeed.ring._body import join as join_columns
 from outfeed.ring._body import plain, probe
 from outfeed.ring._core import lib
-from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch
+from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch, join_steps
 from outfeed.ring.checked import MAX_ROWS, PREFIX, Checked, _check_all
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
@@ -267,6 +267,21 @@ def test_a_batch_of_arrays_has_its_core_as_a_body_has_it() -> None:
     assert Batch(77, routes, first, counts, prompt_tokens, ids).core == Core(lying.raw[lying.at :], 0, 3, 3)
     with pytest.raises(ValueError, match=r"counts is uint32\[2\]"):
         Batch(77, routes, first, counts[:2], prompt_tokens, ids).core  # noqa: B018
+
+
+def test_joined_steps_are_one_whose_rows_lie_end_to_end() -> None:
+    plain, ending = (check_batch(join(parts)) for parts in (encode_batch(78, *_columns("<")), step()))
+    joined = join_steps([ending, plain, ending])
+    assert (joined.rows, joined.stamp_ns, joined.routes.tolist()) == (9, 77, [11, 12, 13] * 3)
+    assert (joined.counts.tolist(), joined.ids.tolist()) == ([2, 0, 1] * 3, [101, 102, 103] * 3)
+    assert [(row, reason.type) for row, reason in joined.finishes] == [
+        (1, "length"),
+        (2, "abort"),
+        (7, "length"),
+        (8, "abort"),
+    ]
+    with pytest.raises(ValueError, match="only plain steps can be joined"):
+        join_steps([ending, check_batch(join(egress()))])
 
 
 def test_only_columns_that_lie_in_their_bodies_are_joined() -> None:

@@ -334,6 +334,41 @@ def test_a_doorbell_goes_to_one_of_two_successors(
     assert Path(f"/dev/shm/{name}").exists()  # the winner's is not taken from it
 
 
+@pytest.mark.parametrize("what", ["lane", "cursor", "detached cursor"])
+def test_a_lane_or_cursor_goes_to_one_of_two_successors(
+    make_ring: MakeRing,
+    bell: Doorbell,
+    rival: Callable[[Callable[[], object]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    """Another process takes it between this one's look at its dead owner and its claim."""
+    ring, alive = make_ring(), Owner.alive
+
+    def take() -> object:
+        return ring.writer(0) if what == "lane" else ring.consumer(0, Doorbell.create(f"{bell.name}-rival"))
+
+    def lose_the_race(owner: Owner) -> bool:
+        monkeypatch.setattr(Owner, "alive", alive)
+        rival(take)
+        return False
+
+    dying(take)
+    monkeypatch.setattr(Owner, "alive", lose_the_race)
+    attempts: dict[str, Callable[[], object]] = {
+        "lane": lambda: ring.writer(0),
+        "cursor": lambda: ring.consumer(0, bell),
+        "detached cursor": lambda: ring.detach_consumer(0),
+    }
+    with pytest.raises(LaneOwned, match=r"process \d+, which is alive"):
+        attempts[what]()
+    stats = ring.stats()
+    owner = stats.lanes[0].owner if what == "lane" else stats.consumers[0].owner
+    assert owner is not None
+    assert owner.alive(), "the winner has it still"
+    assert not stats.consumers[0].detached
+
+
 def test_a_forked_child_that_outlives_its_parent_does_not_keep_the_doorbell(name: str) -> None:
     ready, done = os.pipe()
     parent = os.fork()

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,10 @@ def point_at(ring: Ring, bell_name: bytes) -> None:
 WORDS = (0, 1, 2, 3, 4, 0x81, 0xA5A5A5A5, 0xFFFFFFFF)
 
 
+def is_parked(ring: Ring) -> bool:
+    return ring.stats().consumers[0].parked
+
+
 def comes_to_know(consumer: Consumer) -> bool:
     return any(wait([consumer], 1.0) for _ in range(30))
 
@@ -290,7 +295,7 @@ def test_any_bytes_in_a_doorbell_delay_a_wake_up_at_most(make_ring: MakeRing, na
         waits = [threads.submit(comes_to_know, consumer) for consumer in consumers]
         for ring, bell, word in zip(rings, bells, WORDS, strict=True):
             writer = ring.writer(0)
-            until("the wait to sleep", lambda asleep=ring: asleep.stats().consumers[0].parked)
+            until("the wait to sleep", partial(is_parked, ring))
             with open(f"/dev/shm/{bell.name}", "r+b") as file:
                 file.seek(8)  # beyond its magic, without which it would not even be rung
                 file.write(b"\xa5" * 120 + struct.pack("<I", word) + b"\xa5" * 124)

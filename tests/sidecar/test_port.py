@@ -276,10 +276,14 @@ def test_control_requests_get_one_answer(bench: Bench, port: SchedulerPort) -> N
         ErrorFrame(B, 599, "Busy", "no memory"),
         ErrorFrame(other, 400, "Odd", "no such"),
     ]
-    with pytest.raises(UnknownRoute, match="ended, or never was"):
-        port.push_result(A, b"again")
-    with pytest.raises(UnknownRoute, match="ended, or never was"):
-        port.push_error(B, 500, "X", "again")
+    port.push_result(A, b"again")
+    port.push_error(B, 500, "X", "again")
+    assert bench.shard.read() == []
+    for never in (make_route(0, 0, 3, 1), 0):
+        with pytest.raises(UnknownRoute, match="was never received by this port"):
+            port.push_result(never, b"")
+        with pytest.raises(UnknownRoute, match="was never received by this port"):
+            port.push_error(never, 500, "X", "")
 
 
 def test_an_answer_that_nobody_could_read_is_refused(bench: Bench, port: SchedulerPort) -> None:
@@ -397,3 +401,14 @@ def test_a_dead_gateways_aborts_are_not_lost_to_a_call_that_fails(bench: Bench, 
     with pytest.raises(ValueError, match="limit 0"):
         port.recv(limit=0)
     assert port.recv() == [Abort(OTHERS)]
+
+
+def test_an_answer_to_what_was_aborted_meanwhile_is_dropped(bench: Bench, port: SchedulerPort) -> None:
+    """Who asked gave up while the scheduler was in a step: both are there when it looks."""
+    bench.send(Control(A, "c", "health"), Abort(A, "c"), generate(B), Abort(B, "b"))
+    assert [type(message) for message in port.recv()] == [Control, Abort, Generate, Abort]
+    port.push_result(A, b"fine")
+    port.push_error(A, 400, "BadRequest", "too late")
+    port.push_error(B, 503, "Busy", "too late")
+    assert bench.shard.read() == []
+    assert port.stale_rows == 3
