@@ -154,7 +154,7 @@ class TextStream:
         last = done = len(self._pending) - OPEN
         head = self._text.decode(self._context + self._pending[:done])
         # Not in the middle of a character that the last few complete.
-        while done > max(1, last - OPEN - 1) and not text.startswith(head):
+        while done > last - OPEN and not text.startswith(head):
             done -= 1
             head = self._text.decode(self._context + self._pending[:done])
         if not text.startswith(head):
