@@ -84,6 +84,17 @@ class TokenizerText:
         """Whether an id is a byte of a run, which is text only if all of it is UTF-8."""
         return token in self._runs
 
+    def closes(self, token: int) -> bool:
+        """Whether nothing behind an id can change the text up to it: it ends a run, and is in none."""
+        return bool(self._runs) and token not in self._runs
+
+    def before_run(self, ids: list[int]) -> list[int]:
+        """Return ids without the run that they end in."""
+        end = len(ids)
+        while end and ids[end - 1] in self._runs:
+            end -= 1
+        return ids[:end]
+
     def decode(self, ids: list[int]) -> str:
         """Return the tokenizer's text for ids that all are text."""
         self.work += len(ids)
@@ -129,9 +140,10 @@ class TextStream:
         in_run = self._text.in_run(token)
         if in_run and waiting < MAX_RUN:
             return ""
+        closed = self._text.closes(token)
         for done in range(waiting, waiting - OPEN - 1 if in_run else waiting - 1, -1):
-            added = self._after_prefix(self._text.decode(self._context + self._pending[:done]))
-            if added and not added.endswith(REPLACEMENT):
+            added = self._added(done)
+            if added and (closed or not added.endswith(REPLACEMENT)):
                 self._advance(done)
                 return added
         return "" if waiting < MAX_PENDING else self._let_go()
@@ -142,21 +154,20 @@ class TextStream:
         last = done = len(self._pending) - OPEN
         head = self._text.decode(self._context + self._pending[:done])
         # Not in the middle of a character that the last few complete.
-        while done > max(1, last - OPEN - 1) and not text.startswith(head):
+        while done > last - OPEN and not text.startswith(head):
             done -= 1
             head = self._text.decode(self._context + self._pending[:done])
         if not text.startswith(head):
-            done, head = last, self._text.decode(self._context + self._pending[:last])
-        added = self._after_prefix(head)
-        self._advance(done)
-        return added
+            done = last
+        return self._take(done)
 
     def flush(self) -> str:
         """Return what still waits, as it is: the request is over."""
-        if not self._pending:
-            return ""
-        added = self._after_prefix(self._text.decode(self._context + self._pending))
-        self._advance(len(self._pending))
+        return self._take(len(self._pending)) if self._pending else ""
+
+    def _take(self, done: int) -> str:
+        added = self._added(done)
+        self._advance(done)
         return added
 
     def _advance(self, done: int) -> None:
@@ -171,10 +182,16 @@ class TextStream:
             context = self._text.decode(head)
         self._context, self._prefix = head, context
 
-    def _after_prefix(self, text: str) -> str:
-        prefix = self._prefix
+    def _added(self, done: int) -> str:
+        """Return what the first `done` of the ids that wait add to the context's text."""
+        text, prefix = self._text.decode(self._context + self._pending[:done]), self._prefix
         if text.startswith(prefix):
             return text[len(prefix) :]
+        if self._text.in_run(self._pending[0]) and not prefix.endswith(REPLACEMENT):
+            # They broke the run that the context ends in. What it said stays said: each of them is U+FFFD.
+            before = self._text.before_run(self._context)
+            broken = self._text.decode(before + self._pending[:done])
+            return broken[len(self._text.decode(before)) :]
         # The context ended inside a character that is whole now: the character is the output's, what stands
         # before it is not.
         same = 0

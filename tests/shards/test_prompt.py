@@ -78,6 +78,23 @@ def test_a_broken_prompt_stays_broken(name: str, table_of: Tables, tokenizer_of:
         assert heard.text.decode() == want
 
 
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
+@pytest.mark.parametrize("rest", [b"\xff", b"a\xe6", b"\xa5\xa5"])
+def test_output_that_breaks_the_prompts_run_says_nothing_of_the_prompt_again(
+    name: str, rest: bytes, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """The prompt's text stays as it was: each byte of the output is U+FFFD."""
+    tokenizer = tokenizer_of(name)
+    of_byte, word = byte_ids(tokenizer), tokenizer.encode("the", add_special_tokens=False).ids[-1]
+    ids = [*(of_byte[byte] for byte in rest), word]
+    for prompt in ("日e", "e日 e日 e日 e日 e日"):
+        for cuts in every_cut(len(ids)):
+            heard = Driver(table_of(name)).stream(
+                ids, cuts, prompt=[of_byte[byte] for byte in prompt.encode()]
+            )
+            assert heard.text.decode() == "\ufffd" * len(rest) + tokenizer.decode([of_byte[0x65], word])[1:]
+
+
 @pytest.mark.parametrize("name", ["bytelevel_added", "bytelevel_replaced"])
 @pytest.mark.parametrize("prompt", [b"x\xef\xbf\xbd\xe6\x97", b"x\xff\xe6\x97", b"\xef\xbf\xbd\xe6"])
 def test_a_replacement_character_of_the_prompts_own_is_not_said_again(

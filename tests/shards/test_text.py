@@ -75,6 +75,23 @@ def test_runs_of_byte_tokens_cut_anywhere(name: str, table_of: Tables, tokenizer
     assert 10 < broken < 50
 
 
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
+def test_a_run_is_not_cut_because_a_replacement_character_follows(
+    name: str, tmp_path: Path, tokenizer_path: Callable[[str], Path]
+) -> None:
+    """A token that is U+FFFD is no character's beginning: the run before it has ended, whole or broken."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_path(name)))
+    tokenizer.add_tokens(["\ufffd"])
+    file = tmp_path / "tokenizer.json"
+    tokenizer.save(str(file))
+    driver, of_byte = Driver(TokenTable.compile(file)), byte_ids(tokenizer)
+    replacement = tokenizer.get_vocab()["\ufffd"]
+    for raw in (b"ab cd ef gh\xe6", b"\xe6\x97\xa5ab", b"\xff"):
+        ids = [*(of_byte[byte] for byte in raw), replacement, replacement, of_byte[0x61]]
+        for cuts in every_cut(len(ids)):
+            assert driver.stream(ids, cuts).text.decode() == tokenizer.decode(ids), cuts
+
+
 def test_a_piece_that_is_in_the_vocabulary_twice(tmp_path: Path) -> None:
     """Both ids are text, with a table and without one."""
     pieces = [("<unk>", 0.0), ("the", 0.0), ("fox", 0.0), ("the", 0.0)]
