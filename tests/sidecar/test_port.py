@@ -279,7 +279,7 @@ def test_control_requests_get_one_answer(bench: Bench, port: SchedulerPort) -> N
     port.push_result(A, b"again")
     port.push_error(B, 500, "X", "again")
     assert bench.shard.read() == []
-    for never in (make_route(0, 0, 3, 1), 0):
+    for never in (make_route(0, 0, 4, 1), 0):
         with pytest.raises(UnknownRoute, match="was never received by this port"):
             port.push_result(never, b"")
         with pytest.raises(UnknownRoute, match="was never received by this port"):
