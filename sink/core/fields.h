@@ -258,6 +258,19 @@ static Event *joined(PyObject *items, Py_ssize_t count)
     return sum;
 }
 
+/* How many of the items that wait are taken as one event. 0: none waits. -1: it is not so simple. */
+static Py_ssize_t quick_count(const Channel *self)
+{
+    if (self->folding || (self->folded != NULL && self->folded != Py_None)) return -1;
+    Py_ssize_t waiting = PyList_Size(self->fresh);
+    if (waiting == 0) return 0;
+    if (waiting == 1) /* alone, it may have columns */
+        return Py_TYPE(PyList_GetItem(self->fresh, 0)) == (PyTypeObject *)event_type ? 1 : -1;
+    Py_ssize_t plain = plain_events(self->fresh);
+    int more = plain < waiting && Py_TYPE(PyList_GetItem(self->fresh, plain)) == (PyTypeObject *)event_type;
+    return plain == 0 || more ? -1 : plain;
+}
+
 /* take_quick(): the usual cases of taking: one event, or several without columns, as one item. None: nothing waits,
  * or the source was closed (which leaves there what a sender was about to send). False: not usual, use take(). */
 static PyObject *channel_take_quick(PyObject *object, PyObject *unused)
@@ -265,24 +278,19 @@ static PyObject *channel_take_quick(PyObject *object, PyObject *unused)
     (void)unused;
     Channel *self = (Channel *)object;
     if (self->gone) Py_RETURN_NONE;
-    if (self->folding || (self->folded != NULL && self->folded != Py_None)) Py_RETURN_FALSE;
-    Py_ssize_t waiting = PyList_Size(self->fresh), count = plain_events(self->fresh);
-    if (waiting < 0) return NULL;
-    if (waiting == 0) Py_RETURN_NONE;
-    int more = count < waiting && Py_TYPE(PyList_GetItem(self->fresh, count)) == (PyTypeObject *)event_type;
-    if (more && waiting == 1) count = 1, more = 0; /* alone, it may have columns */
-    if (count == 0 || more) Py_RETURN_FALSE;
-    PyObject *item = PyList_GetItem(self->fresh, 0);
+    Py_ssize_t count = quick_count(self);
+    if (count == 0) Py_RETURN_NONE;
+    if (count < 0) Py_RETURN_FALSE;
     Event *event = joined(self->fresh, count);
     if (event == NULL) return NULL;
-    Py_INCREF(item); /* so that nothing else can come to lie where it does */
+    PyObject *first = Py_NewRef(PyList_GetItem(self->fresh, 0)); /* held: nothing else can come to lie where it does */
     PyObject *wrapped =
         PyObject_CallFunctionObjArgs(event->finish == Py_None ? frame_type : done_type, (PyObject *)event, NULL);
     long long size = event->size;
     Py_DECREF((PyObject *)event); /* `wrapped` has it */
     /* The call above may have let another thread in: take them only if they are still there, still first. */
-    int there = !self->folding && PyList_Size(self->fresh) >= count && PyList_GetItem(self->fresh, 0) == item;
-    Py_DECREF(item);
+    int there = !self->folding && PyList_Size(self->fresh) >= count && PyList_GetItem(self->fresh, 0) == first;
+    Py_DECREF(first);
     if (wrapped == NULL) return NULL;
     if (!there) {
         Py_DECREF(wrapped);
