@@ -1,7 +1,7 @@
 """The whole server over HTTP: tokens per second and latencies that clients see, at 1 to 256 streams.
 
-A compiled client (`httpload.c`) keeps that many requests for 200 tokens running and reads every event. The
-server is launcher, shard, gateway (deltas, as `--incremental`) and a replay scheduler without a throttle:
+A compiled client (`httpload.c`) keeps that many requests for 200 tokens (`--tokens`) running and reads every
+event. The server is launcher, shard, gateway (deltas, as `--incremental`) and a replay scheduler without a throttle:
 far faster than any model, so this shows what the response path can carry, client included, on this
 machine. Tokens that wait for a slow reader come merged; `tokens per event` says how many of them do.
 
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sglang-module", metavar="PATH", help="also measure SGLang's Rust server")
     parser.add_argument("--gateways", type=int, default=1, help="gateway processes (default 1)")
     parser.add_argument("--shards", type=int, default=1, help="our detokenizer processes (default 1)")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"of each request (default {TOKENS})")
     parser.add_argument("--streams", type=int, nargs="*", default=STREAMS, help="cases (default 1 16 64 256)")
 
 
@@ -63,18 +64,20 @@ def run(quick: bool, args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(rounds):
             for streams in args.streams:
                 for impl, port in ports.items():
-                    found.setdefault((impl, streams), []).append(load(client, port, streams, seconds))
-    return report(found)
+                    found.setdefault((impl, streams), []).append(
+                        load(client, port, streams, args.tokens, seconds)
+                    )
+    return report(found, args.tokens)
 
 
-def load(client: Path, port: int, streams: int, seconds: float) -> Found:
+def load(client: Path, port: int, streams: int, tokens: int, seconds: float) -> Found:
     """Run the client once; return its figures by unit."""
-    body = {"text": "hello", "sampling_params": {"max_new_tokens": TOKENS}, "stream": True}
+    body = {"text": "hello", "sampling_params": {"max_new_tokens": tokens}, "stream": True}
     command = [
         str(client),
         str(port),
         str(streams),
-        str(TOKENS),
+        str(tokens),
         str(seconds),
         "1",
         "/generate",
@@ -94,7 +97,7 @@ def load(client: Path, port: int, streams: int, seconds: float) -> Found:
     }
 
 
-def report(found: dict[tuple[str, int], list[Found]]) -> dict[str, Any]:
+def report(found: dict[tuple[str, int], list[Found]], tokens: int) -> dict[str, Any]:
     """Put the medians together."""
     results, middle = [], {}
     for (impl, streams), rounds in found.items():
@@ -109,7 +112,7 @@ def report(found: dict[tuple[str, int], list[Found]]) -> dict[str, Any]:
         for (impl, streams, unit), value in middle.items()
         if impl == OURS and unit == "tokens/s" and (THEIRS, streams, unit) in middle
     }
-    return {"bench": "http", "results": results, "ratios": ratios, "tokens_per_request": TOKENS}
+    return {"bench": "http", "results": results, "ratios": ratios, "tokens_per_request": tokens}
 
 
 def build_client(folder: Path) -> Path:
