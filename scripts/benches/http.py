@@ -1,9 +1,9 @@
 """The whole server over HTTP: tokens per second and latencies that clients see, at 1 to 256 streams.
 
 A compiled client (`httpload.c`) keeps that many requests for 200 tokens (`--tokens`) running and reads every
-event. The server is launcher, shard, gateway (deltas, as `--incremental`) and a replay scheduler without a throttle:
-far faster than any model, so this shows what the response path can carry, client included, on this
-machine. Tokens that wait for a slow reader come merged; `tokens per event` says how many of them do.
+event. The server is launcher, shard, gateway (deltas, as `--incremental`) and a replay scheduler without a
+throttle: far faster than any model, so this shows what the response path can carry, client included, on
+this machine. Tokens that wait for a slow reader come merged; `tokens per event` says how many of them do.
 
     first token     from the request's send to its first event
     between events  from one event of a stream to the next
