@@ -183,9 +183,7 @@ class Supervisor:
     def _start(self, child: _Child) -> None:
         row = self._board.row(Role.SHARD, child.shard)
         row.state = State.STARTING
-        row.put(
-            "rows", 0
-        )  # what its predecessor handled speaks not for this one, if it dies before it comes up
+        row.put("rows", 0)  # what its predecessor handled does not speak for one that dies as it starts
         row.beat()
         gc.collect()
         gc.freeze()  # keep what a shard inherits on pages that it need not copy
