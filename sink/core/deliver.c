@@ -96,8 +96,10 @@ static int advance(cursor *c)
 /* Give the event the columns at `at` of the list. */
 static int attach_at(Event *event, PyObject *columns, Py_ssize_t at)
 {
-    PyObject *found = PyList_GetItem(columns, at);
-    return found == NULL ? -1 : attach_columns(event, found);
+    PyObject *found = Py_XNewRef(PyList_GetItem(columns, at));
+    int failed = found == NULL ? -1 : attach_columns(event, found);
+    Py_XDECREF(found);
+    return failed;
 }
 
 /* ── cut ──────────────────────────────────────────────────────────────────────────────────────────── */

@@ -216,31 +216,38 @@ static void channel_dealloc(PyObject *object)
     drop(object);
 }
 
-/* How many events without columns lie at the front of a list: those that are one by joining text and ids. */
-static Py_ssize_t plain_events(PyObject *items)
+/* How many events without columns lie at the front of what waits: those that are one by joining text and ids. */
+static Py_ssize_t plain_events(const Channel *self)
 {
-    Py_ssize_t n = 0, waiting = PyList_Size(items);
+    Py_ssize_t n = 0, waiting = PyList_Size(self->fresh);
     for (; n < waiting; n++) {
-        PyObject *item = PyList_GetItem(items, n);
+        PyObject *item = PyList_GetItem(self->fresh, n);
         if (Py_TYPE(item) != (PyTypeObject *)event_type || ((Event *)item)->columns != Py_None) break;
     }
     return n;
 }
 
-/* The first `count` of the items, which are plain events, as one (new); NULL with an exception. */
-static Event *joined(PyObject *items, Py_ssize_t count)
+/* An event that has nothing yet. ChunkEvent is a class of Python's, and so its objects are the collector's: up to 3.11
+ * making one may collect, which runs whatever a finalizer does, here and in other threads. */
+static Event *blank_event(void)
+{
+    return (Event *)PyType_GenericAlloc((PyTypeObject *)event_type, 0);
+}
+
+/* Fill a blank event with the first `count` of the items, which are plain events, joined. Nothing in here can run
+ * Python: the items stay where they are. */
+static int fill_joined(Event *sum, PyObject *items, Py_ssize_t count)
 {
     Event *first = (Event *)PyList_GetItem(items, 0), *last = (Event *)PyList_GetItem(items, count - 1);
-    if (count == 1) return (Event *)Py_NewRef((PyObject *)first);
     Py_ssize_t text_size = 0, ids_size = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         Event *event = (Event *)PyList_GetItem(items, i);
         text_size += PyBytes_Size(event->text_utf8);
         ids_size += PyBytes_Size(event->ids_raw);
     }
-    Event *sum = make_event((PyTypeObject *)event_type, PyBytes_FromStringAndSize(NULL, text_size),
-                            PyBytes_FromStringAndSize(NULL, ids_size));
-    if (sum == NULL) return NULL;
+    sum->text_utf8 = PyBytes_FromStringAndSize(NULL, text_size);
+    sum->ids_raw = PyBytes_FromStringAndSize(NULL, ids_size);
+    if (sum->text_utf8 == NULL || sum->ids_raw == NULL) return -1;
     char *text = PyBytes_AsString(sum->text_utf8), *ids = PyBytes_AsString(sum->ids_raw);
     for (Py_ssize_t i = 0; i < count; i++) {
         Event *event = (Event *)PyList_GetItem(items, i);
@@ -253,9 +260,10 @@ static Event *joined(PyObject *items, Py_ssize_t count)
     sum->first = first->first;
     sum->prompt_tokens = last->prompt_tokens;
     sum->stamp_ns = last->stamp_ns;
-    Py_DECREF(sum->finish);
     sum->finish = Py_NewRef(last->finish);
-    return sum;
+    sum->columns = Py_NewRef(Py_None);
+    sum->size = text_size + ids_size;
+    return 0;
 }
 
 /* How many of the items that wait are taken as one event. 0: none waits. -1: it is not so simple. */
@@ -266,9 +274,23 @@ static Py_ssize_t quick_count(const Channel *self)
     if (waiting == 0) return 0;
     if (waiting == 1) /* alone, it may have columns */
         return Py_TYPE(PyList_GetItem(self->fresh, 0)) == (PyTypeObject *)event_type ? 1 : -1;
-    Py_ssize_t plain = plain_events(self->fresh);
+    Py_ssize_t plain = plain_events(self);
     int more = plain < waiting && Py_TYPE(PyList_GetItem(self->fresh, plain)) == (PyTypeObject *)event_type;
     return plain == 0 || more ? -1 : plain;
+}
+
+/* The first `count` of what waits, as one (new). NULL with an exception, or without: fewer are there, counted by
+ * `still`, than were before it was made. */
+static Event *joined(const Channel *self, Py_ssize_t count, Py_ssize_t (*still)(const Channel *))
+{
+    if (count == 1) return (Event *)Py_NewRef(PyList_GetItem(self->fresh, 0));
+    Event *sum = blank_event();
+    if (sum == NULL) return NULL;
+    if (still(self) < count || fill_joined(sum, self->fresh, count) != 0) {
+        Py_DECREF((PyObject *)sum);
+        return NULL;
+    }
+    return sum;
 }
 
 /* take_quick(): the usual cases of taking: one event, or several without columns, as one item. None: nothing waits,
@@ -281,8 +303,8 @@ static PyObject *channel_take_quick(PyObject *object, PyObject *unused)
     Py_ssize_t count = quick_count(self);
     if (count == 0) Py_RETURN_NONE;
     if (count < 0) Py_RETURN_FALSE;
-    Event *event = joined(self->fresh, count);
-    if (event == NULL) return NULL;
+    Event *event = joined(self, count, quick_count);
+    if (event == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
     PyObject *first = Py_NewRef(PyList_GetItem(self->fresh, 0)); /* held: nothing else can come to lie where it does */
     PyObject *wrapped =
         PyObject_CallFunctionObjArgs(event->finish == Py_None ? frame_type : done_type, (PyObject *)event, NULL);
@@ -313,10 +335,10 @@ static PyObject *channel_pop_plain(PyObject *object, PyObject *unused)
 {
     (void)unused;
     Channel *self = (Channel *)object;
-    Py_ssize_t count = plain_events(self->fresh);
+    Py_ssize_t count = plain_events(self);
     if (count == 0) Py_RETURN_NONE;
-    Event *event = joined(self->fresh, count);
-    if (event == NULL) return NULL;
+    Event *event = joined(self, count, plain_events); /* with the lock there can only be more by then */
+    if (event == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     if (PyList_SetSlice(self->fresh, 0, count, NULL) != 0) {
         Py_DECREF((PyObject *)event);
         return NULL;

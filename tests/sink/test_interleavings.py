@@ -1,10 +1,12 @@
 """Two threads in one sink, at every point where Python may switch between them.
 
 A trace function runs one side's call whole before each bytecode instruction of the other's, in turn: all that
-two threads can do to each other with one switch forth and back, and the same each time.
+two threads can do to each other with one switch forth and back, and the same each time. In C there are no
+instructions to come between, but making an object may collect garbage, and a finalizer is Python again.
 """
 
 import dis
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -14,6 +16,8 @@ import pytest
 from outfeed.ring.finish import FinishReason
 from outfeed.sink import ChunkEvent, Columns, Done, Error, Frame, SinkClosed, SinkEnded, open_sink
 from outfeed.sink.waiting import ThreadWaiter
+
+from .finalizer import collected
 
 # How many events wait (to 8: one more is merged), and whether every other has columns, which C does not join.
 WAITING = ((0, False), (1, False), (8, False), (8, True))
@@ -84,15 +88,22 @@ def preempted(call: Callable[[], object], at: int, other: Callable[[], object]) 
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # what it would finalize is in channel.py too, and no part of the call
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(before)
+        gc.enable()
     return left <= 0
 
 
-def every_switch(waiting: tuple[int, bool], one: str, other: str) -> Iterator[Sink]:
+Between = Callable[[Callable[[], object], int, Callable[[], object]], bool]
+
+
+def every_switch(
+    waiting: tuple[int, bool], one: str, other: str, into: Between = preempted
+) -> Iterator[Sink]:
     """Yield a sink after `one` was called and `other` came in between, for each place where it can."""
     for at in range(1, 2000):
         sink = Sink(waiting)
@@ -102,23 +113,33 @@ def every_switch(waiting: tuple[int, bool], one: str, other: str) -> Iterator[Si
                 return  # it would wait here until the other side has gone on
             getattr(sink, other)()
 
-        if not preempted(getattr(sink, one), at, between):
+        if not into(getattr(sink, one), at, between):
             return
         yield sink
     raise AssertionError("it does not end")
 
 
+PAIRS = [
+    *[("receive", other) for other in ("send", "finish", "fail", "see")],
+    *[(one, "receive") for one in ("send", "finish", "fail", "see")],
+]
+
+
 @pytest.mark.parametrize("waiting", WAITING)
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        *[("receive", other) for other in ("send", "finish", "fail", "see")],
-        *[(one, "receive") for one in ("send", "finish", "fail", "see")],
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_nothing_is_lost_doubled_or_out_of_order(waiting: tuple[int, bool], one: str, other: str) -> None:
+    assert whole_at_every_switch(waiting, one, other, preempted) > 5
+
+
+@pytest.mark.parametrize("waiting", WAITING)
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_nor_is_it_by_a_finalizer(waiting: tuple[int, bool], one: str, other: str) -> None:
+    whole_at_every_switch(waiting, one, other, collected)
+
+
+def whole_at_every_switch(waiting: tuple[int, bool], one: str, other: str, into: Between) -> int:
     switches = 0
-    for sink in every_switch(waiting, one, other):
+    for sink in every_switch(waiting, one, other, into):
         switches += 1
         ends = {"finish": Done, "fail": Error}.keys() & {one, other}
         while (not ends or not sink.last) and sink.receive():
@@ -127,14 +148,15 @@ def test_nothing_is_lost_doubled_or_out_of_order(waiting: tuple[int, bool], one:
         assert len(sink.last) == len(ends)
         statistics = sink.source.statistics()
         assert (statistics.waiting_bytes, statistics.merged + statistics.received) == (0, statistics.sent)
-    assert switches > 5
+    return switches
 
 
 @pytest.mark.parametrize("waiting", WAITING)
 @pytest.mark.parametrize("one", ["receive", "send", "finish", "fail", "see"])
-def test_a_source_may_be_closed_at_any_moment(waiting: tuple[int, bool], one: str) -> None:
+@pytest.mark.parametrize("into", [preempted, collected])
+def test_a_source_may_be_closed_at_any_moment(waiting: tuple[int, bool], one: str, into: Between) -> None:
     """Who was in the middle of something is told so, and nothing waits any more."""
-    for sink in every_switch_closed(waiting, one):
+    for sink in every_switch_closed(waiting, one, into):
         with pytest.raises((SinkClosed, SinkEnded)):
             sink.source.receive_nowait()
         with pytest.raises(SinkClosed):
@@ -143,7 +165,7 @@ def test_a_source_may_be_closed_at_any_moment(waiting: tuple[int, bool], one: st
         assert sink.received <= sink.sent
 
 
-def every_switch_closed(waiting: tuple[int, bool], one: str) -> Iterator[Sink]:
+def every_switch_closed(waiting: tuple[int, bool], one: str, into: Between) -> Iterator[Sink]:
     for at in range(1, 2000):
         sink = Sink(waiting)
 
@@ -153,7 +175,7 @@ def every_switch_closed(waiting: tuple[int, bool], one: str) -> Iterator[Sink]:
             except SinkClosed:
                 assert sink.sender.statistics().closed
 
-        if not preempted(call, at, sink.close):
+        if not into(call, at, sink.close):
             return
         yield sink
     raise AssertionError("it does not end")

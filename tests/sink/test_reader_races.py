@@ -3,12 +3,14 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from outfeed.ring import CorruptLane
 from outfeed.ring.route import make_route
 from outfeed.sink import Done, Error, Frame, SinkSource, open_sink
 
+from .finalizer import collected
 from .front import END, Front, row, step, waiting
 
 FIRST, MORE = 3000, 30_000
@@ -72,6 +74,67 @@ def test_what_goes_through_all_requests_may_meet_new_ones(walk: Callable[[Front]
         fail_all(front)
         assert all(isinstance(waiting(source)[-1], Error) for source in sources)
     assert front.aborts == []
+
+
+class Handlers:
+    """Three requests in a reader, and the ids that their handlers have received."""
+
+    def __init__(self) -> None:
+        self.front = Front()
+        self.routes = [make_route(0, 0, slot, 1) for slot in range(3)]
+        self.sources = [self.front.open(route) for route in self.routes]
+        self.ids: list[list[int]] = [[], [], []]
+        self.tokens = 0
+
+    def arrive(self) -> None:
+        self.tokens += 1
+        self.front.arrive(step(*[row(route, self.tokens - 1) for route in self.routes]))
+
+    def take(self, at: int) -> None:
+        if self.sources[at]._channel.lock.locked():
+            return  # another thread would wait here
+        for item in waiting(self.sources[at]):
+            if isinstance(item, Frame):
+                self.ids[at] += item.event.ids.tolist()
+
+    def register(self) -> None:
+        """Have the reader's table made anew, larger."""
+        for slot in range(100, 300):
+            self.front.open(make_route(0, 0, slot, 1))
+
+    def finalize(self, what: str) -> None:
+        match what.split():
+            case ["take", at]:
+                self.take(int(at))
+            case ["close", at]:
+                self.sources[int(at)].close()
+            case ["register"]:
+                self.register()
+            case ["fail"]:
+                fail_all(self.front)
+
+
+FINALIZERS = ["take 0", "take 1", "take 2", "close 0", "close 1", "close 2", "register", "fail"]
+
+
+@pytest.mark.parametrize("finalizer", FINALIZERS)
+@pytest.mark.parametrize("waits", [0, 8, 20], ids=["nothing waits", "much waits", "some is folded"])
+def test_a_finalizer_may_do_anything_in_the_middle_of_a_delivery(finalizer: str, waits: int) -> None:
+    for at in range(1, 500):
+        handlers = Handlers()
+        for _ in range(waits):
+            handlers.arrive()
+        if not collected(handlers.arrive, at, partial(handlers.finalize, finalizer)):
+            assert at > 3
+            return
+        for each in range(3):
+            if finalizer == f"close {each}":
+                continue
+            handlers.take(each)
+            received = len(handlers.ids[each])
+            assert handlers.ids[each] == [*range(received)]
+            assert received == waits + 1 or (finalizer == "fail" and received == waits)
+    raise AssertionError("it does not end")
 
 
 @pytest.mark.usefixtures("switching")

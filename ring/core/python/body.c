@@ -245,7 +245,11 @@ static PyObject *join(PyObject *module, PyObject *list) {
     joined_step *steps = PyMem_Calloc((size_t)count + 1, sizeof *steps);
     if (steps == NULL) return PyErr_NoMemory();
     int failed = 0;
-    while (held < count && !failed) failed = find_step(PyList_GetItem(list, held), &steps[held]), held++;
+    while (held < count && !failed) {
+        PyObject *step = Py_XNewRef(PyList_GetItem(list, held)); /* NULL: its attributes' code made the list shorter */
+        failed = step == NULL ? -1 : find_step(step, &steps[held++]);
+        Py_XDECREF(step);
+    }
     PyObject *made = failed ? NULL : copy_steps(steps, count);
     while (held > 0) Py_XDECREF(steps[--held].raw);
     PyMem_Free(steps);

@@ -1,0 +1,34 @@
+"""A finalizer that does what it likes, at every place where a call may collect garbage.
+
+Up to Python 3.11 that is wherever an object is made that the collector knows, in C too; later it is only
+between two bytecode instructions.
+"""
+
+import gc
+from collections.abc import Callable
+
+
+def collected(call: Callable[[], object], at: int, other: Callable[[], object]) -> bool:
+    """Run `call`, and `other` as a finalizer in its collection `at`; False when there are fewer of them."""
+    left = at
+
+    def collecting(phase: str, info: dict[str, int]) -> None:
+        nonlocal left
+        if phase == "start":
+            left -= 1
+            if left == 0:
+                other()
+
+    usual = gc.get_threshold()
+    gc.collect()
+    gc.callbacks.append(collecting)
+    # One is due with every second object only: the odd ones' turn and the even ones'.
+    kept: list[list[int]] = [[]] if at % 2 else []
+    gc.set_threshold(1)
+    try:
+        call()
+    finally:
+        gc.set_threshold(*usual)
+        gc.callbacks.remove(collecting)
+        del kept
+    return left <= 0
