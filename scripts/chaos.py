@@ -38,6 +38,7 @@ from pipeline import Pipeline, PipelineError, demo_tokenizer
 from rich.console import Console
 from rich.table import Table
 from texts import MULTILINGUAL
+from top_sample import Watch
 
 HEAL_LIMIT_S = 30.0
 HEARTBEAT_LIMIT_S = 1.0
@@ -94,6 +95,8 @@ class Tally:
             gateway.ready = True
         elif "hung" in what:
             gateway.hung = what["hung"]
+            for rid, (shard, tokens) in what["streams"].items():
+                self.faults.append(f"{rid}: hung on shard {shard} after {tokens} tokens")
 
     def bury(self, gateway: Gateway) -> None:
         """Its gateway was killed: its streams ended with it."""
@@ -122,6 +125,7 @@ class Chaos:
         self.began = time.monotonic()
         self.sampled = 0.0
         self.left_out: list[str] = []
+        self.seen: dict[str, Any] | None = None
         if not args.private_shm:
             self.left_out.append("fill shm: needs a /dev/shm of its own (root and unshare)")
 
@@ -342,9 +346,19 @@ class Chaos:
         deadline = time.monotonic() + 90.0
         while any(gateway.hung is None for gateway in self.gateways.values()) and time.monotonic() < deadline:
             self._listen(0.05)
+        if any(gateway.hung for gateway in self.gateways.values()):
+            self._look()
         for gateway in self.gateways.values():
             gateway.process.wait(30)
             self._drain(gateway)
+
+    def _look(self) -> None:
+        """Keep what the instance looks like while streams hang: over a second, for the rates."""
+        watch = Watch(Instance.attach(self.instance))
+        watch.sample()
+        self._listen_for(1.0)
+        self.seen = watch.sample().to_json()
+        watch.close()
 
     # -- figures ------------------------------------------------------------------------------------
 
@@ -406,6 +420,7 @@ class Chaos:
             "rss_growth_mb": self._rss_growth(),
             "left_out": self.left_out,
             "faults": self.tally.faults[:20],
+            "instance": self.seen,
         }
         bad = ("hung", "mismatched", "double_ended", "leaked_segments", "leaked_processes")
         accounted = result["identical"] + result["failed_cleanly"] == result["streams"]

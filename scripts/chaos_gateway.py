@@ -88,6 +88,7 @@ class Gateway:
         self._marks = Marks(args.marks, args.shards, args.gateways)
         self._front = Front.attach(args.instance, args.reader, tokenizer=self._tokenizer)
         self._number = 0
+        self._tokens: dict[str, list[int]] = {}  # of each stream that runs: its shard, and how many it has
         self._finishing = asyncio.Event()
 
     async def run(self) -> None:
@@ -98,7 +99,7 @@ class Gateway:
         say(ready=True)
         await self._finishing.wait()
         _, hung = await asyncio.wait(runners, timeout=FINISH_LIMIT_S)
-        say(hung=len(hung))
+        say(hung=len(hung), streams=self._tokens if hung else {})
         for task in hung:
             task.cancel()
         self._front.close()
@@ -120,11 +121,13 @@ class Gateway:
                 await asyncio.sleep(BUSY_PAUSE_S)
                 continue
             say(rid=rid, start=True)
-            say(rid=rid, **await self._follow(case, stream, drop))
+            say(rid=rid, **await self._follow(rid, case, stream, drop))
+            del self._tokens[rid]
 
-    async def _follow(self, case: Case, stream: Stream, drop: bool) -> dict[str, str]:
+    async def _follow(self, rid: str, case: Case, stream: Stream, drop: bool) -> dict[str, str]:
         """Read one stream to its end; return how it ended."""
         shard, text, ids, tokens = shard_of(stream.route), "", [], 0
+        self._tokens[rid] = [shard, 0]
         give_up = self._random.randint(1, len(case.ids)) if drop else None
         async with stream:
             async for item in stream:
@@ -134,6 +137,7 @@ class Gateway:
                         text += event.text
                         ids += event.ids.tolist()
                         tokens += event.generated
+                        self._tokens[rid][1] = tokens
                         if isinstance(item, Done):
                             why = case.difference(self._tokenizer, text, ids, tokens, event.finish)
                             return self._ended(
