@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 HEALTHY_AFTER_S: Final = 1.0
 """A shard that ran this long, or handled a row, before it died is not to blame for it: it starts again at
-once, and earlier strikes are forgotten. One that dies before that would die again at the same place."""
+once, and earlier strikes are forgotten. One that dies before that would die again at the same place. The time
+that one was silent does not count."""
 
 
 class ShardsFailed(RuntimeError):
@@ -106,6 +107,8 @@ class _Child:
     ever_ran: bool = False
     told: bool = False
     """It was told to end so that a new one takes its place: no fault of its own."""
+    hung: bool = False
+    """It was killed for its silence; it may take a while to be gone."""
 
 
 class Supervisor:
@@ -123,7 +126,7 @@ class Supervisor:
         """Reap the dead, kill the hung, start what is due. Call it often; it never blocks.
 
         Raises:
-            ShardsFailed: a shard died before it ever ran, or its strikes are used up.
+            ShardsFailed: a shard died of itself before it ever ran, or its strikes are used up.
         """
         for child in self._children:
             if child.pid:
@@ -198,6 +201,7 @@ class Supervisor:
             return
         child.started = child.heard = time.monotonic()
         child.start_at = None
+        child.hung = False
 
     def _watch(self, child: _Child) -> None:
         row = self._board.row(Role.SHARD, child.shard)
@@ -212,7 +216,8 @@ class Supervisor:
         if beat != child.beat:
             child.beat, child.heard = beat, now
         silent = now - child.heard
-        if silent > self._board.config.heartbeat_limit_s:
+        if silent > self._board.config.heartbeat_limit_s and not child.hung:
+            child.hung = True
             log.error(
                 "shard %d (pid %d) has shown no heartbeat for %.1f s (limit %.1f s): killed and replaced",
                 child.shard, child.pid, silent, self._board.config.heartbeat_limit_s,
@@ -239,13 +244,14 @@ class Supervisor:
             return
         if child.told:
             child.told, child.strikes, cause = False, 0, "ended as told"
-        elif not child.ever_ran:
+        elif not child.ever_ran and not child.hung:  # one that only was slow may be faster the next time
             raise ShardsFailed(
                 f"shard {child.shard} (pid {pid}) could not start: it {cause} after {ran:.2f} s; its own "
                 "message is above"
             )
         else:
-            healthy = ran >= HEALTHY_AFTER_S or self._board.row(Role.SHARD, child.shard).get("rows") > 0
+            alive = child.heard - child.started if child.hung else ran
+            healthy = alive >= HEALTHY_AFTER_S or self._board.row(Role.SHARD, child.shard).get("rows") > 0
             child.strikes = 0 if healthy else child.strikes + 1
         pause = self._pause(child, cause)
         row = self._board.row(Role.SHARD, child.shard)

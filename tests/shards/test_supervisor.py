@@ -191,6 +191,61 @@ def test_one_whose_heart_stops_is_killed_whatever_its_word_says(board: Board, ma
     assert row.epoch >= 1
 
 
+def test_one_that_is_silent_as_it_starts_is_tried_again_until_its_strikes_are_used_up(
+    board: Board, make: Make
+) -> None:
+    board.config = msgspec.structs.replace(board.config, heartbeat_limit_s=0.05)
+    supervisor = make(lambda shard: time.sleep(600), RestartPolicy(strikes=3, pause_s=0.0))
+
+    def fails() -> None:
+        while True:
+            supervisor.tend()
+
+    with pytest.raises(ShardsFailed, match="died 3 times in a row"):
+        fails()
+
+
+def test_one_that_was_silent_for_long_has_not_run_for_as_long(
+    board: Board, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second of silence is not the second after which strikes are forgotten."""
+    monkeypatch.setattr("outfeed.shards.supervisor.HEALTHY_AFTER_S", 0.5)
+    board.config = msgspec.structs.replace(board.config, heartbeat_limit_s=0.6)
+    supervisor = make(runs(board, beats=False), RestartPolicy(strikes=2, pause_s=0.0))
+
+    def fails() -> None:
+        while True:
+            supervisor.tend()
+
+    with pytest.raises(ShardsFailed, match="died 2 times in a row"):
+        fails()
+
+
+def test_one_that_is_killed_for_its_silence_is_killed_once(
+    board: Board, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may take a while to be gone: a busy machine, or a process in the middle of a page fault."""
+    board.config = msgspec.structs.replace(board.config, heartbeat_limit_s=0.1)
+    supervisor = make(runs(board, rows=1, beats=False))
+    until("the shards to run", lambda: up(supervisor))
+    killed: list[int] = []
+
+    def both_killed() -> bool:
+        supervisor.tend()
+        return len(killed) == 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+        until("both to be killed", both_killed)
+        for _ in range(10):
+            supervisor.tend()
+    assert sorted(killed) == sorted(child.pid for child in supervisor._children)
+    assert caplog.text.count("no heartbeat") == 2
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    until("others to run", lambda: up(supervisor) and pid_of(board, 0) not in killed)
+
+
 def test_one_whose_heart_beats_is_let_live_whatever_its_word_says(board: Board, make: Make) -> None:
     supervisor = make(runs(board))
     until("the shards to run", lambda: up(supervisor))
