@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from outfeed.ring import (
+    Consumer,
+    ConsumerBusy,
     Doorbell,
     FrameTooLarge,
     LaneOwned,
@@ -17,6 +19,8 @@ from outfeed.ring import (
     WriterBusy,
     wait,
 )
+
+from tests.finalizer import collected
 
 MakeRing = Callable[..., Ring]
 
@@ -194,6 +198,45 @@ def test_wait_sees_what_is_there_and_gives_up_in_time(make_ring: MakeRing, bell:
     assert not wait([consumer], 0.0)
     bell.ring()
     assert not wait([consumer], 1.0)
+
+
+@pytest.mark.parametrize("doing", ["read", "release", "close"])
+def test_a_finalizer_in_the_middle_of_a_read_takes_nothing_from_it(
+    make_ring: MakeRing, bell: Doorbell, doing: str
+) -> None:
+    refused = 0
+    for at in range(1, 200):
+        ring = make_ring()
+        writer, consumer = ring.writer(0), ring.consumer(0, bell)
+        for tag in range(20):
+            writer.write(tag, bytes([tag] * 9))
+        found: list[int] = []
+
+        def read(consumer: Consumer = consumer, found: list[int] = found) -> None:
+            for _, tag, body in consumer.read():
+                assert body == bytes([tag] * 9)
+                found.append(tag)
+
+        def between(consumer: Consumer = consumer, read: Callable[[], None] = read) -> None:
+            nonlocal refused
+            try:
+                read() if doing == "read" else getattr(consumer, doing)()
+            except ConsumerBusy:
+                refused += 1
+
+        try:
+            due = collected(read, at, between)
+        except RingClosed:
+            assert doing == "close"
+            continue
+        assert found == [*range(20)]
+        if not due:
+            break
+        if doing != "close":
+            consumer.release()
+            assert consumer.read() == []
+    assert at > 10
+    assert refused > 5 or doing == "close" or sys.version_info >= (3, 12)
 
 
 WITHOUT_MEMORY = """

@@ -17,7 +17,7 @@ from outfeed.ring.finish import FinishReason
 from outfeed.sink import ChunkEvent, Columns, Done, Error, Frame, SinkClosed, SinkEnded, open_sink
 from outfeed.sink.waiting import ThreadWaiter
 
-from .finalizer import collected
+from tests.finalizer import collected
 
 # How many events wait (to 8: one more is merged), and whether every other has columns, which C does not join.
 WAITING = ((0, False), (1, False), (8, False), (8, True))

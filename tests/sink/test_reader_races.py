@@ -10,7 +10,8 @@ from outfeed.ring import CorruptLane
 from outfeed.ring.route import make_route
 from outfeed.sink import Done, Error, Frame, SinkSource, open_sink
 
-from .finalizer import collected
+from tests.finalizer import collected
+
 from .front import END, Front, row, step, waiting
 
 FIRST, MORE = 3000, 30_000

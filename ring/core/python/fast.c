@@ -297,7 +297,7 @@ static PyObject *Reader_read(PyObject *object, PyObject *args, PyObject *kwargs)
 static PyObject *Reader_release(PyObject *object, PyObject *unused) {
     (void)unused;
     Reader *self = (Reader *)object;
-    int code = self->handle ? self->release(self->handle) : RING_CLOSED;
+    int code = self->building ? RING_BUSY : self->handle ? self->release(self->handle) : RING_CLOSED;
     if (code != RING_OK) return PyObject_CallMethod(object, "_refuse", "i", code);
     Py_RETURN_NONE;
 }

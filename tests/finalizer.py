@@ -20,7 +20,7 @@ def collected(call: Callable[[], object], at: int, other: Callable[[], object]) 
                 other()
 
     usual = gc.get_threshold()
-    gc.collect()
+    gc.freeze()  # what is there already need not be looked through each time
     gc.callbacks.append(collecting)
     # One is due with every second object only: the odd ones' turn and the even ones'.
     kept: list[list[int]] = [[]] if at % 2 else []
@@ -30,5 +30,6 @@ def collected(call: Callable[[], object], at: int, other: Callable[[], object]) 
     finally:
         gc.set_threshold(*usual)
         gc.callbacks.remove(collecting)
+        gc.unfreeze()
         del kept
     return left <= 0
