@@ -8,9 +8,17 @@ import gc
 from collections.abc import Callable
 
 
+class Known:
+    """An object that the collector knows and that is made anew: Python keeps old lists for the next ones."""
+
+
 def collected(call: Callable[[], object], at: int, other: Callable[[], object]) -> bool:
-    """Run `call`, and `other` as a finalizer in its collection `at`; False when there are fewer of them."""
-    left = at
+    """Run `call`, and `other` as a finalizer in its collection `at`; False when there are fewer of them.
+
+    One is due with every second object only: those of odd `at` come with the odd objects, the others' with
+    the even ones.
+    """
+    left = (at + 1) // 2
 
     def collecting(phase: str, info: dict[str, int]) -> None:
         nonlocal left
@@ -22,8 +30,7 @@ def collected(call: Callable[[], object], at: int, other: Callable[[], object]) 
     usual = gc.get_threshold()
     gc.freeze()  # what is there already need not be looked through each time
     gc.callbacks.append(collecting)
-    # One is due with every second object only: the odd ones' turn and the even ones'.
-    kept: list[list[int]] = [[]] if at % 2 else []
+    kept = [Known() for _ in range(at % 2)]
     gc.set_threshold(1)
     try:
         call()
