@@ -77,7 +77,7 @@ def is_followed(pattern: str, text: str) -> bool:
     return bool(tails)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(patterns(), st.randoms(use_true_random=False))
 def test_there_is_a_way_for_each_character_that_the_engine_reads(pattern: str, rng: random.Random) -> None:
     for _ in range(4):

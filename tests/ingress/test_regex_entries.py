@@ -76,7 +76,7 @@ def test_what_is_read_before_a_loop_says_how_far_apart_it_is_entered(
     assert seen(before, of, 7) == apart
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(
@@ -102,7 +102,7 @@ def test_no_text_shows_entries_that_are_nearer(parts: list[str], joint: str, of:
     assert apart <= seen(before, of, 5)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     st.lists(
         st.sampled_from(

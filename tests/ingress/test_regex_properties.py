@@ -97,7 +97,7 @@ PATTERNS = drawn(
 TEXTS = st.text(alphabet="ab1 \né中A", max_size=14)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(PATTERNS, TEXTS)
 def test_bounds_hold_for_any_pattern_and_text(pattern: str, text: str) -> None:
     found = analysed(pattern)
@@ -113,7 +113,7 @@ COUNTED = drawn(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(COUNTED, st.text(alphabet="abc", min_size=1, max_size=12))
 def test_the_cost_is_never_below_the_steps_a_backtracking_search_takes(pattern: str, word: str) -> None:
     found = analysed(pattern)

@@ -73,7 +73,7 @@ PATTERNS = drawn(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(PATTERNS, st.text(alphabet="ab1 \n", max_size=8))
 def test_a_search_finds_a_match_at_the_same_place(pattern: str, text: str) -> None:
     try:

@@ -69,7 +69,7 @@ def found_for(pattern: str) -> tuple[Worst, Walk] | None:
     return None if worst is None else (worst, walk)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(PATTERNS, st.randoms(use_true_random=False))
 def test_no_text_costs_more_than_the_worst(pattern: str, rng: random.Random) -> None:
     found = found_for(pattern)

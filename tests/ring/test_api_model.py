@@ -197,5 +197,5 @@ class RingAgainstModel(RuleBasedStateMachine):
 
 TestRingAgainstModel = RingAgainstModel.TestCase
 TestRingAgainstModel.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=60, suppress_health_check=list(HealthCheck)
 )

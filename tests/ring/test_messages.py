@@ -177,7 +177,7 @@ def test_no_tag_no_message() -> None:
 
 
 @given(st.sampled_from(sorted(TAG_OF.values())), st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_are_a_message_or_a_bad_frame(tag: Tag, body: bytes) -> None:
     for candidate in (body, seal(tag, body)):
         with suppress(BadFrame):

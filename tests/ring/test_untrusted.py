@@ -329,7 +329,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(steps, max_size=40))
 def test_no_bytes_do_worse_than_an_error(program: list[tuple[str, int, int | bytes]]) -> None:
     name = f"outfeed-test-untrusted-{os.getpid()}"

@@ -112,7 +112,7 @@ def outcome(heard: Heard) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("name", ["bytelevel_added", "metaspace_bpe", "metaspace_unigram"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_no_request_can_tell_which_steps_were_decoded_as_one(
     name: str, table_of: Tables, tokenizer_of: Tokenizers, data: st.DataObject

@@ -299,7 +299,7 @@ def test_any_bytes_as_ids_do_no_harm(table_of: Tables) -> None:
             driver.stream(ids.tolist(), sorted(rng.integers(1, 499, 5).tolist())).text.decode()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_damaged_table_is_refused_or_harmless(table_of: Tables, data: st.DataObject) -> None:
     whole = bytearray(table_of("bytelevel_added").buffer)

@@ -117,7 +117,7 @@ def served(table: TokenTable, ids: list[int], options: DecodeOptions, rng: rando
 
 
 @pytest.mark.parametrize("name", ["bytelevel_added", "deepseek", "bytelevel_replaced"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=12),
     patterns=st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=2, unique=True),
@@ -239,7 +239,7 @@ def any_pattern(draw: st.DrawFn, depth: int = 3) -> str:
     )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     pattern=any_pattern(), texts=st.lists(st.text("aab{,:}]l2é👍\n.-", max_size=9), min_size=4, max_size=8)
 )

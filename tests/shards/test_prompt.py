@@ -50,7 +50,7 @@ def test_which_of_them_have_a_table(name: str, table_of: Tables) -> None:
 
 
 @pytest.mark.parametrize("name", BYTE_TOKENIZERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.lists(CHARACTERS, min_size=25, max_size=60).map("".join), seed=st.integers(0, 2**16))
 def test_a_prompt_longer_than_what_is_kept_of_it(
     name: str, table_of: Tables, tokenizer_of: Tokenizers, text: str, seed: int

@@ -306,7 +306,7 @@ def expected(text: str, stops: list[str]) -> tuple[str, str] | None:
     return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     text=st.text("ab\u00e9\U0001f600", min_size=1, max_size=24),
     stops=st.lists(st.text("ab\u00e9\U0001f600", min_size=1, max_size=5), min_size=1, max_size=4),

@@ -54,7 +54,7 @@ REASONS = st.sampled_from(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     counts=st.lists(st.integers(0, 5), min_size=1, max_size=SLOTS),
     one_each=st.booleans(),

@@ -53,7 +53,7 @@ def is_rejected(body: bytes) -> bool:
 
 
 @given(damaged())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_exactly_the_original_or_a_rejection_that_ends_nobody(case: tuple[Step, bytes]) -> None:
     step, body = case
     front = Front()
@@ -71,7 +71,7 @@ def test_exactly_the_original_or_a_rejection_that_ends_nobody(case: tuple[Step, 
 
 
 @given(damaged())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_with_a_right_check_the_other_checks_hold_alone(case: tuple[Step, bytes]) -> None:
     """Somebody seals nonsense properly: it is rejected, or it is a batch that holds together."""
     step, body = case
@@ -92,7 +92,7 @@ def test_with_a_right_check_the_other_checks_hold_alone(case: tuple[Step, bytes]
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_are_a_batch_or_a_bad_one(body: bytes) -> None:
     for candidate in (body, reseal(body) if len(body) >= 16 else body):
         try:

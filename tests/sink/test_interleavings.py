@@ -80,6 +80,7 @@ def preempted(call: Callable[[], object], at: int, other: Callable[[], object]) 
         nonlocal left
         if not frame.f_code.co_filename.endswith("/sink/channel.py"):
             return None
+        frame.f_trace = trace  # before the next line: 3.13 asks for it there
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
             left -= 1

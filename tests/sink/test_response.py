@@ -206,7 +206,7 @@ def streams(draw: Any) -> list[ChunkEvent]:
 
 
 @given(streams(), st.lists(st.integers(0, 19), max_size=5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_merging_changes_nothing_of_the_sum(stream: list[ChunkEvent], reads: list[int]) -> None:
     """Whenever a client reads, and whatever was merged meanwhile, the response is the same."""
     straight, lagging = Response("r"), Response("r")

@@ -80,7 +80,7 @@ def assert_event(row: Row, item: object) -> None:
 
 
 @given(steps())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_from_the_frame_to_the_event(step: Step) -> None:
     front = Front()
     sources = [front.open(row.route, first=row.first) for row in step.rows]
@@ -91,7 +91,7 @@ def test_from_the_frame_to_the_event(step: Step) -> None:
 
 
 @given(steps(egress=False), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_shard_selects_its_rows_with_all_they_have(step: Step, data: st.DataObject) -> None:
     """Step frame → select → egress frame → event, as a shard does it."""
     batch = decode_batch(step.encode())
