@@ -90,7 +90,7 @@ class Reader:
         if live.channel.gone:
             self.abort(route, "handler gone")
         elif shard_of(route) in self.lost_shards:
-            self.abort(route, "corrupt lane", _corrupt_lane(shard_of(route)))
+            self.abort(route, *self._lost_lane(shard_of(route)))
 
     def unregister(self, route: int) -> bool:
         """Forget a route that was not submitted: no abort, no on_end, no item to its sink. Any thread.
@@ -192,7 +192,16 @@ class Reader:
 
     def _lose_shard(self, shard: int) -> None:
         lost = [route for route in list(self._live) if shard_of(route) == shard]  # others register
-        self._fail_now(_corrupt_lane(shard), lost, "corrupt lane")
+        reason, error = self._lost_lane(shard)
+        self._fail_now(error, lost, reason)
+
+    def _lost_lane(self, shard: int) -> tuple[str, Error]:
+        """Say why a lane's requests end: to the scheduler, and to them."""
+        if shard in self._corrupt:
+            message = f"the lane from shard {shard} is corrupt; its requests cannot be served"
+            return "corrupt lane", Error(500, "corrupt_lane", message)
+        message = f"shard {shard} cannot write to this gateway (its log says why); send the request again"
+        return "shard cut off", Error(503, "shard_cut_off", message)
 
     def _handle(self, frames: list[Frame]) -> None:
         """Handle frames, then give their room back: a reader that dies in between is read to again."""
@@ -406,12 +415,6 @@ class Reader:
                 return
             self._aborts.popleft()
             self._stats.aborts += 1
-
-
-def _corrupt_lane(shard: int) -> Error:
-    return Error(
-        500, "corrupt_lane", f"the lane from shard {shard} is corrupt; its requests cannot be served"
-    )
 
 
 def _lost_rank() -> Error:

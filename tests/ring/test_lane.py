@@ -235,8 +235,9 @@ def test_a_finalizer_in_the_middle_of_a_read_takes_nothing_from_it(
         if doing != "close":
             consumer.release()
             assert consumer.read() == []
-    assert at > 10
-    assert refused > 5 or doing == "close" or sys.version_info >= (3, 12)
+    if sys.version_info < (3, 12):  # where a collection can come in C
+        assert at > 10
+        assert refused > 5 or doing == "close"
 
 
 WITHOUT_MEMORY = """

@@ -166,10 +166,13 @@ def test_a_shard_that_cannot_reach_the_reader_costs_its_requests_alone() -> None
     for _ in range(2):
         front.reader.cut_off(frozenset({1}))
     front.reader.drain()
-    assert [type(item) for item in waiting(gone)] == [Error]
     late = front.open(make_route(0, 1, 2, 1))
     front.reader.drain()
-    assert [type(item) for item in waiting(late)] == [Error]
+    for source in (gone, late):
+        (error,) = waiting(source)
+        assert isinstance(error, Error)
+        assert (error.status, error.type) == (503, "shard_cut_off")
+    assert {reason for _, _, reason in front.aborts} == {"shard cut off"}
     front.reader.cut_off(frozenset())
     again = front.open(make_route(0, 1, 3, 1))
     front.reader.drain()

@@ -190,7 +190,7 @@ class Story:
             shard = self.random.randrange(SHARDS)
             self.front.reader.cut_off(frozenset({shard}))
             for request in [request for route, request in self.live.items() if shard_of(route) == shard]:
-                self.finish(request, "corrupt_lane", 1)
+                self.finish(request, "shard_cut_off", 1)
             self.front.reader.cut_off(frozenset())
 
     def refuse(self) -> None:
