@@ -56,6 +56,7 @@ __all__ = [
     "egress_header",
     "encode_batch",
     "encode_endings",
+    "encode_families",
     "join_steps",
 ]
 
@@ -292,6 +293,16 @@ def encode_batch(
     return _sealed(header_len, columns)
 
 
+def encode_families(families: Families, rows: int) -> tuple[bytes, bytes]:
+    """Return the families of a step of `rows` rows as they stand in its header, and their columns end to end.
+
+    Raises ValueError naming the family when they do not fit each other or the step.
+    """
+    columns: list[Any] = []
+    sizes = _add_families(columns, rows, families)
+    return _encode_header(sizes), _joined(columns)
+
+
 def decode_batch(body: Buffer) -> Batch:
     """Return the Batch in a frame's body; raise BadBatch and deliver nothing. See `check_batch`."""
     return as_batch(check_batch(body))
@@ -395,12 +406,16 @@ def _check_core(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I
         raise ValueError(f"counts add up to {total} tokens, but ids has {len(ids)}")
 
 
-def _sealed(header_len: int, parts: list[Any]) -> list[Buffer]:
-    """Return the prefix and the parts as one: a copy here is cheaper than many parts in the lane's write."""
+def _joined(columns: list[Any]) -> bytes:
     try:
-        rest = b"".join(parts)
+        return b"".join(columns)
     except TypeError as error:  # which is what `join` makes of a BufferError
         raise ValueError(f"a column is not a contiguous buffer: {error}") from error
+
+
+def _sealed(header_len: int, parts: list[Any]) -> list[Buffer]:
+    """Return the prefix and the parts as one: a copy here is cheaper than many parts in the lane's write."""
+    rest = _joined(parts)
     size = len(rest)
     return [PREFIX.pack(header_len, PREFIX_BYTES + size, _check(rest, size, header_len)), rest]
 

@@ -43,7 +43,7 @@ from ..ring.frames import (
 )
 from ..ring.instance import Instance, InstanceGone
 from ..ring.route import format_route, reader_of, slot_of
-from .endings import NOBODY, Endings, Finishes, checked
+from .endings import NOBODY, Finishes, checked
 from .rows import RowTable, UnknownRoute
 from .steps import StepWriter, column, in_order
 
@@ -231,7 +231,7 @@ class SchedulerPort:
         ended, endings = checked(finishes, routes) if finishes else NOBODY
         stamp = 0 if families else self._push(routes, ids, counts, endings, timeout)
         if not stamp:  # families, or columns of other types than the C pass takes
-            stamp = self._push_converted(routes, ids, counts, ended, endings, families, timeout)
+            stamp = self._push_converted(routes, ids, counts, endings, families, timeout)
         if ended:
             self._table.end_all([int(routes[row]) for row, _ in ended])
         if stamp >= self._beat_due:
@@ -323,19 +323,18 @@ class SchedulerPort:
         routes: Column,
         ids: Column,
         counts: Column | None,
-        ended: Endings,
         endings: bytes,
         families: OptionalColumns | None,
         timeout: float,
     ) -> int:
-        """Push a step that is not plain arrays alone; return its stamp."""
+        """Push a step that is not plain arrays of the right types alone; return its stamp."""
         columns = (
             column(routes, np.uint64, "routes"),
             column(ids, np.int32, "ids"),
             None if counts is None else column(counts, np.uint32, "counts"),
         )
         if families:
-            return self._steps.push_with_families(*columns, ended, in_order(families), timeout)
+            return self._steps.push_with_families(*columns, endings, in_order(families), timeout)
         return self._push(*columns, endings, timeout)
 
     def _orphans(self, reader: int) -> list[Abort]:

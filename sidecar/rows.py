@@ -1,13 +1,13 @@
 """The scheduler's row table: which requests are live, and how many tokens of each have been pushed.
 
-One entry per (reader, slot), in numpy memory that the C pass in core/rows.c walks once per step. Must not
-know frames or rings: the port asks it for `first` and prompt tokens and writes the frame itself.
+One entry per (reader, slot), in numpy memory that the C pass in core/rows.c walks once per step: it counts a
+step's tokens in as it writes the frame. Must not know frames or rings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,18 +36,6 @@ _from_buffer: Final = ffi.from_buffer
 
 class UnknownRoute(ValueError):
     """A row names a route that this port has not received."""
-
-
-class Advanced(NamedTuple):
-    """What `RowTable.advance` found for a step."""
-
-    tokens: int
-    first: NDArray[np.uint32]
-    """Of each row."""
-    prompt_tokens: NDArray[np.uint32]
-    """Of each row."""
-    stale_rows: int
-    """Rows of requests that have ended."""
 
 
 class RowTable:
@@ -116,47 +104,6 @@ class RowTable:
         if not self._entries["route"][self._place(route)]:
             raise UnknownRoute(self._describe(route))
         self._table.stale_rows += 1
-
-    def advance(self, routes: NDArray[np.uint64], counts: NDArray[np.uint32] | None) -> Advanced:
-        """Count a step's tokens in. Once the step is written, `count` it; when it is not, `retract` it.
-
-        For a step with families; `StepWriter.push` does this and the encoding at once.
-
-        Raises:
-            UnknownRoute: a row's route was never received; nothing has been counted.
-        """
-        rows = len(routes)
-        first, prompt = np.empty(rows, dtype=np.uint32), np.empty(rows, dtype=np.uint32)
-        stale_rows = ffi.new("uint32_t *")
-        tokens = lib.outfeed_rows_advance(
-            self._table,
-            rows,
-            _from_buffer(routes),
-            ffi.NULL if counts is None else _from_buffer(counts),
-            _from_buffer("uint32_t[]", first),
-            _from_buffer("uint32_t[]", prompt),
-            stale_rows,
-        )
-        if tokens < 0:
-            row = lib.OUTFEED_ROUTE - tokens
-            self.refuse_route(row, int(routes[row]))
-        return Advanced(int(tokens), first, prompt, int(stale_rows[0]))
-
-    def count(self, step: Advanced) -> None:
-        """Count a step that was encoded elsewhere and is written now."""
-        self._table.steps += 1
-        self._table.rows += len(step.first)
-        self._table.tokens += step.tokens
-        self._table.stale_rows += step.stale_rows
-
-    def retract(self, routes: NDArray[np.uint64], counts: NDArray[np.uint32] | None) -> None:
-        """Take back what `advance` did for the same rows: their frame was not written."""
-        lib.outfeed_rows_retract(
-            self._table,
-            len(routes),
-            _from_buffer(routes),
-            ffi.NULL if counts is None else _from_buffer(counts),
-        )
 
     def live(self) -> NDArray[np.uint64]:
         """Return the routes of all live requests, u64[n]."""

@@ -6,18 +6,16 @@ Knows the row table and the lane. Must not know requests or when they end.
 from __future__ import annotations
 
 import contextlib
-import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..ring import LaneWriter
-from ..ring.batch import encode_batch
+from ..ring.batch import encode_families
 from ..ring.families import Families, Family, Kind, narrowed
-from ..ring.finish import FinishReason
 from ..ring.frames import Tag
 from ._push import Pusher
 from ._rows import lib
@@ -33,7 +31,7 @@ _CODES: Final[dict[Any, str]] = {np.uint64: "Q", np.uint32: "I", np.int32: "i"}
 class StepWriter(Pusher):
     """Pushes steps of the requests in `table` onto the lane of `writer`, from one thread at a time.
 
-    `push(routes, ids, counts, endings, timeout)` comes from the C base.
+    `push(routes, ids, counts, endings, timeout[, families, optional])` comes from the C base.
     """
 
     def __init__(self, writer: LaneWriter, table: RowTable) -> None:
@@ -56,33 +54,18 @@ class StepWriter(Pusher):
         routes: NDArray[np.uint64],
         ids: NDArray[np.int32],
         counts: NDArray[np.uint32] | None,
-        finishes: Sequence[tuple[int, FinishReason]],
+        endings: bytes,
         families: Families,
         timeout: float,
     ) -> int:
         """Write a step that has optional columns; return its stamp. Raises what `push` does."""
-        rows, tokens, stamp = len(routes), len(ids), time.monotonic_ns()
-        if not 1 <= rows <= MAX_ROWS:
-            self._refuse(lib.OUTFEED_ROWS, 0, routes, ids, counts, timeout)
-        if counts is not None and len(counts) != rows:
+        rows = len(routes)
+        each = np.ones(rows, dtype=np.uint32) if counts is None else counts
+        if len(each) != rows:
             self._refuse(lib.OUTFEED_COUNTS, 0, routes, ids, counts, timeout)
-        if tokens and np.minimum.reduce(ids) < 0:
-            self._refuse(lib.OUTFEED_IDS, 0, routes, ids, counts, timeout)
-        step = self._table.advance(routes, counts)
-        try:
-            if step.tokens != tokens:
-                self._refuse(lib.OUTFEED_TOKENS, 0, routes, ids, counts, timeout)
-            each = np.ones(rows, dtype=np.uint32) if counts is None else counts
-            parts = encode_batch(
-                stamp, routes, step.first, each, step.prompt_tokens, ids, finishes, families=families
-            )
-            check_positions(families, each)
-            self._writer.write(Tag.BATCH, *parts, timeout=timeout)
-        except BaseException:
-            self._table.retract(routes, counts)
-            raise
-        self._table.count(step)
-        return stamp
+        sizes, optional = encode_families(families, rows)
+        check_positions(families, each)
+        return self.push(routes, ids, counts, endings, timeout, sizes, optional)
 
     def _refuse(self, code: int, size: int, routes: Any, ids: Any, counts: Any, timeout: float) -> NoReturn:
         """Raise what a C code means; nothing was written or counted."""

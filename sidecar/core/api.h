@@ -34,20 +34,25 @@ enum {
 };
 
 /* One decode step, as its caller has it: columns are checked for their types and lengths, not for what is
- * in them, and may lie at any address. `counts` NULL stands for one token each; `endings` is the msgpack array of
- * [row, finish reason] pairs that goes into the header as it is. */
+ * in them, and may lie at any address. `counts` NULL stands for one token each. `endings` and `families` are the
+ * msgpack arrays of [row, finish reason] pairs and of the optional families' sizes, which go into the header as they
+ * are; `optional` is those families' columns, end to end. */
 typedef struct {
     uint64_t stamp_ns;
     const void *routes; /* u64[rows] */
     const void *counts; /* u32[rows] */
     const void *ids;    /* i32[tokens] */
     const uint8_t *endings;
+    const uint8_t *families;
+    const uint8_t *optional;
+    uint64_t optional_len;
     uint32_t rows;
     uint32_t tokens;
     uint32_t endings_len;
+    uint32_t families_len;
 } outfeed_decode_step;
 
-/* The size of a step's BATCH body (step form, no families). */
+/* The size of a step's BATCH body (step form). */
 uint64_t outfeed_step_size(const outfeed_decode_step *step);
 
 /* Write that body into out[outfeed_step_size(step)], 8-aligned, with `first` and prompt tokens from the
@@ -62,15 +67,6 @@ int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint
 
 /* Take back what it counted in: the step was written and could not be published. */
 void outfeed_step_retract(outfeed_table *table, const outfeed_decode_step *step);
-
-/* `first` and prompt alone, for a step that is encoded elsewhere. Returns the tokens, or as above. The table's
- * statistics stay as they are until the step is written: *stale_rows gets how many were for requests that
- * had ended. */
-int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
-                             uint32_t *first, uint32_t *prompt, uint32_t *stale_rows);
-
-/* Take back what it counted in for the same rows. */
-void outfeed_rows_retract(outfeed_table *table, uint32_t rows, const void *routes, const void *counts);
 
 /* Note a received request of a kind. Returns 1, 0 when it is live already (its count goes on), -1 for no route of
  * the table. */

@@ -14,9 +14,9 @@
 #define READER_SHIFT 28
 #define GENERATION_SHIFT 36
 
-/* The msgpack header, all of it but the endings: numbers have their widest form, so its size is fixed. An array's
- * mark, the version, the stamp, rows, tokens; behind the endings three empty ones. */
-#define HEADER_BYTES (1 + 1 + (1 + 8) + (1 + 4) + (1 + 4) + 3)
+/* The msgpack header, all of it but the endings and the families: numbers have their widest form, so its size is
+ * fixed. An array's mark, the version, the stamp, rows, tokens; behind either of those two a nil. */
+#define HEADER_BYTES (1 + 1 + (1 + 8) + (1 + 4) + (1 + 4) + 2)
 
 _Static_assert(sizeof(outfeed_slot) == 24, "numpy in sidecar/rows.py views the table with this layout");
 
@@ -88,27 +88,38 @@ int outfeed_rows_live(const outfeed_table *table, uint64_t route) {
     return has(slot, route) ? (int)slot->live : 0;
 }
 
+/* Take back what `advance` counted in for these rows. */
+static void retract(outfeed_table *table, uint32_t rows, const void *routes, const void *counts) {
+    for (uint32_t row = 0; row < rows; row++) {
+        uint64_t route = route_at(routes, row);
+        outfeed_slot *slot = slot_of(table, route);
+        if (slot != NULL && has(slot, route)) slot->emitted -= count_at(counts, row);
+    }
+}
+
 static int64_t refuse_row(outfeed_table *table, uint32_t row, const void *routes, const void *counts) {
-    outfeed_rows_retract(table, row, routes, counts);
+    retract(table, row, routes, counts);
     return OUTFEED_ROUTE - (int64_t)row;
 }
 
-int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *routes, const void *counts,
-                             uint32_t *first, uint32_t *prompt, uint32_t *stale_rows) {
+/* Count a step's tokens in: each row's `first` and prompt tokens. Returns how many there are, or OUTFEED_ROUTE - row,
+ * and then nothing is counted. The statistics stay as they are. */
+static int64_t advance(outfeed_table *table, const outfeed_decode_step *step, uint32_t *first, uint32_t *prompt,
+                       uint32_t *stale_rows) {
     uint64_t tokens = 0;
     *stale_rows = 0;
-    for (uint32_t row = 0; row < rows; row++) {
-        uint64_t route = route_at(routes, row);
+    for (uint32_t row = 0; row < step->rows; row++) {
+        uint64_t route = route_at(step->routes, row);
         outfeed_slot *slot = place_of(table, route);
-        if (slot == NULL) return refuse_row(table, row, routes, counts);
-        uint32_t more = count_at(counts, row);
+        if (slot == NULL) return refuse_row(table, row, step->routes, step->counts);
+        uint32_t more = count_at(step->counts, row);
         tokens += more;
         if (slot->route == route && slot->live == OUTFEED_GENERATE) {
             first[row] = slot->emitted;
             prompt[row] = slot->prompt;
             slot->emitted += more;
         } else if (slot->route == 0 || !is_route(route) || has(slot, route)) {
-            return refuse_row(table, row, routes, counts);
+            return refuse_row(table, row, step->routes, step->counts);
         } else {
             first[row] = 0;
             prompt[row] = 0;
@@ -118,21 +129,13 @@ int64_t outfeed_rows_advance(outfeed_table *table, uint32_t rows, const void *ro
     return (int64_t)tokens;
 }
 
-void outfeed_rows_retract(outfeed_table *table, uint32_t rows, const void *routes, const void *counts) {
-    for (uint32_t row = 0; row < rows; row++) {
-        uint64_t route = route_at(routes, row);
-        outfeed_slot *slot = slot_of(table, route);
-        if (slot != NULL && has(slot, route)) slot->emitted -= count_at(counts, row);
-    }
-}
-
 static uint8_t *put_number(uint8_t *at, uint8_t kind, uint64_t value, int bytes) {
     *at++ = kind;
     for (int i = bytes - 1; i >= 0; i--) *at++ = (uint8_t)(value >> (8 * i));
     return at;
 }
 
-/* [version, stamp u64, rows u32, tokens u32, endings, nil: the step form, []: no families, nil: no texts] */
+/* [version, stamp u64, rows u32, tokens u32, endings, nil: the step form, families, nil: no texts] */
 static void put_header(uint8_t *at, const outfeed_decode_step *step) {
     *at++ = 0x98; /* an array of 8 */
     *at++ = BATCH_VERSION;
@@ -140,29 +143,37 @@ static void put_header(uint8_t *at, const outfeed_decode_step *step) {
     at = put_number(at, 0xce, step->rows, 4);
     at = put_number(at, 0xce, step->tokens, 4);
     memcpy(at, step->endings, step->endings_len);
-    memcpy(at + step->endings_len, "\xc0\x90\xc0", 3);
+    at += step->endings_len;
+    *at++ = 0xc0;
+    memcpy(at, step->families, step->families_len);
+    at[step->families_len] = 0xc0;
+}
+
+static uint32_t header_bytes(const outfeed_decode_step *step) {
+    return HEADER_BYTES + step->endings_len + step->families_len;
 }
 
 static uint64_t padded_header(const outfeed_decode_step *step) {
-    return batch_padded_header(HEADER_BYTES + step->endings_len);
+    return batch_padded_header(header_bytes(step));
 }
 
 uint64_t outfeed_step_size(const outfeed_decode_step *step) {
-    return BATCH_PREFIX + padded_header(step) + (uint64_t)step->rows * BATCH_ROW + (uint64_t)step->tokens * BATCH_ID;
+    return BATCH_PREFIX + padded_header(step) + (uint64_t)step->rows * BATCH_ROW + (uint64_t)step->tokens * BATCH_ID +
+           step->optional_len;
 }
 
 int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint8_t *out) {
-    uint32_t rows = step->rows, header_len = HEADER_BYTES + step->endings_len;
+    uint32_t rows = step->rows, header_len = header_bytes(step);
     uint64_t padded = padded_header(step), size = outfeed_step_size(step);
     uint8_t *column = out + BATCH_PREFIX + padded;
     uint32_t *first = (uint32_t *)(void *)(column + BATCH_FIRST * (size_t)rows);
     uint32_t *count_column = first + rows, *prompt = count_column + rows;
     uint32_t stale_rows;
     if (any_negative(step->ids, step->tokens)) return OUTFEED_IDS;
-    int64_t summed = outfeed_rows_advance(table, rows, step->routes, step->counts, first, prompt, &stale_rows);
+    int64_t summed = advance(table, step, first, prompt, &stale_rows);
     if (summed < 0) return summed;
     if (summed != (int64_t)step->tokens) {
-        outfeed_rows_retract(table, rows, step->routes, step->counts);
+        retract(table, rows, step->routes, step->counts);
         return OUTFEED_TOKENS;
     }
     put_header(out + BATCH_PREFIX, step);
@@ -173,6 +184,7 @@ int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint
     else
         for (uint32_t row = 0; row < rows; row++) count_column[row] = 1;
     memcpy(prompt + rows, step->ids, 4 * (size_t)step->tokens);
+    if (step->optional_len) memcpy(prompt + rows + step->tokens, step->optional, step->optional_len);
     batch_seal(out, size, header_len);
     table->steps++;
     table->rows += rows;
@@ -182,7 +194,7 @@ int64_t outfeed_step(outfeed_table *table, const outfeed_decode_step *step, uint
 }
 
 void outfeed_step_retract(outfeed_table *table, const outfeed_decode_step *step) {
-    outfeed_rows_retract(table, step->rows, step->routes, step->counts);
+    retract(table, step->rows, step->routes, step->counts);
     for (uint32_t row = 0; row < step->rows; row++) {
         uint64_t route = route_at(step->routes, row);
         const outfeed_slot *slot = slot_of(table, route);

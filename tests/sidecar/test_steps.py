@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from outfeed.ring import CorruptLane, LaneWriter, Ring, RingClosed, RingFull, WriterBusy
 from outfeed.ring.batch import decode_batch, encode_endings
 from outfeed.ring.families import FAMILIES, Family, Kind, flat_family
-from outfeed.ring.frames import Generate
+from outfeed.ring.frames import Generate, Standing
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
 from outfeed.sidecar import steps as steps_module
@@ -234,7 +234,7 @@ def test_a_push_in_the_middle_of_another_threads_is_told_so(lane: LaneWriter) ->
     with pytest.raises(WriterBusy):
         steps.push(routes, ids, None, endings, 0.0)
     with pytest.raises(WriterBusy):
-        steps.push_with_families(routes, ids, None, (), seen, 0.0)
+        steps.push_with_families(routes, ids, None, endings, seen, 0.0)
     assert table.pushed == (0, 0, 0)
 
 
@@ -265,7 +265,7 @@ def test_a_step_that_a_quarantine_cuts_off_counts_for_nothing(
         with pytest.raises(CorruptLane, match="position 32"):
             steps.push(both, np.zeros(5, np.int32), counts, encode_endings(()), 0.0)
     assert (table.pushed, table.stale_rows) == ((0, 0, 0), 0)
-    assert table.advance(routes, None).first.tolist() == [0]
+    assert table.standings(1, 1)[0] == [(int(routes[0]), 0, Standing.RUNNING)]
 
 
 def test_a_closed_port_refuses_to_push(bench: Bench, port: SchedulerPort) -> None:

@@ -134,26 +134,39 @@ static int64_t push_objects(Pusher *self, outfeed_decode_step *step, PyObject *c
     return code;
 }
 
+/* The step's parts that come as bytes. -1: an exception. */
+static int take_bytes(outfeed_decode_step *step, PyObject *const *args, Py_ssize_t nargs) {
+    int more = nargs == 7;
+    if ((nargs != 5 && !more) || !PyBytes_Check(args[3]) || (more && !(PyBytes_Check(args[5]) && PyBytes_Check(args[6])))) {
+        PyErr_SetString(PyExc_TypeError, "push(routes, ids, counts, endings: bytes, timeout[, families: bytes, "
+                                         "optional: bytes]) takes just these");
+        return -1;
+    }
+    Py_ssize_t endings = PyBytes_Size(args[3]), families = more ? PyBytes_Size(args[5]) : 1;
+    if (endings > RING_MAX_CAPACITY || families > RING_MAX_CAPACITY) { /* so that the header's length fits 32 bits */
+        PyErr_Format(PyExc_ValueError, "the finish reasons or families take %zd bytes: no lane has room for them",
+                     endings > families ? endings : families);
+        return -1;
+    }
+    step->endings = (const uint8_t *)PyBytes_AsString(args[3]);
+    step->endings_len = (uint32_t)endings;
+    step->families = more ? (const uint8_t *)PyBytes_AsString(args[5]) : (const uint8_t *)"\x90"; /* none: [] */
+    step->families_len = (uint32_t)families;
+    step->optional = more ? (const uint8_t *)PyBytes_AsString(args[6]) : NULL;
+    step->optional_len = more ? (uint64_t)PyBytes_Size(args[6]) : 0;
+    return 0;
+}
+
 static PyObject *Pusher_push(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     Pusher *self = (Pusher *)object;
-    if (nargs != 5 || !PyBytes_Check(args[3])) {
-        PyErr_SetString(PyExc_TypeError, "push(routes, ids, counts, endings: bytes, timeout) takes just these");
-        return NULL;
-    }
+    outfeed_decode_step step = {.stamp_ns = (uint64_t)now_ns()};
+    if (take_bytes(&step, args, nargs) != 0) return NULL;
     double timeout = PyFloat_AsDouble(args[4]);
     if (timeout == -1.0 && PyErr_Occurred()) return NULL;
     if (!(timeout >= 0.0 && timeout <= RING_LONGEST_TIMEOUT_S))
         return PyErr_Format(PyExc_ValueError, "timeout %R: expected 0 to %d seconds", args[4],
                             RING_LONGEST_TIMEOUT_S);
     if (!self->bound) return PyErr_Format(PyExc_RuntimeError, "push: not bound to a lane");
-    if (PyBytes_Size(args[3]) > RING_MAX_CAPACITY)
-        return PyErr_Format(PyExc_ValueError, "the finish reasons take %zd bytes: no lane has room for them",
-                            PyBytes_Size(args[3]));
-    outfeed_decode_step step = {
-        .stamp_ns = (uint64_t)now_ns(),
-        .endings = (const uint8_t *)PyBytes_AsString(args[3]),
-        .endings_len = (uint32_t)PyBytes_Size(args[3]),
-    };
     uint64_t size = 0;
     int64_t code = push_objects(self, &step, args, timeout, &size);
     if (code == RING_OK) return PyLong_FromUnsignedLongLong(step.stamp_ns);
@@ -195,10 +208,11 @@ static void Pusher_dealloc(PyObject *object) {
 /* ── Module ─────────────────────────────────────────────────────────────────────────────────────── */
 
 PyDoc_STRVAR(push_doc,
-"push($self, routes, ids, counts, endings, timeout, /)\n--\n\n"
+"push($self, routes, ids, counts, endings, timeout, families=b'\\x90', optional=b'', /)\n--\n\n"
 "Write one decode step as one frame; return its stamp, CLOCK_MONOTONIC ns.\n\n"
 "routes u64[rows], ids i32[tokens], counts u32[rows] or None for one each: contiguous buffers of just these\n"
 "types, else 0 is returned and nothing was done. endings: the msgpack array of [row, finish reason] pairs.\n"
+"families, optional: the msgpack array of the optional families' sizes, and their columns end to end; both or none.\n"
 "timeout: seconds to wait for room. A refusal is what _refuse(code, size, routes, ids, counts, timeout) raises.");
 
 static PyMethodDef methods[] = {

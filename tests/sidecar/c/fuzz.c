@@ -144,8 +144,10 @@ static void check_body(const uint8_t *body, uint64_t size, const outfeed_decode_
     REQUIRE(prefix.body_len == size && prefix.check == batch_check(body, size, prefix.header_len));
     const uint8_t *header = body + BATCH_PREFIX, *end = header + prefix.header_len;
     REQUIRE(header[0] == 0x98 && header[1] == BATCH_VERSION);
-    REQUIRE(memcmp(end - 3 - step->endings_len, step->endings, step->endings_len) == 0);
-    REQUIRE(memcmp(end - 3, "\xc0\x90\xc0", 3) == 0);
+    const uint8_t *families = end - 1 - step->families_len, *endings = families - 1 - step->endings_len;
+    REQUIRE(end[-1] == 0xc0 && families[-1] == 0xc0);
+    REQUIRE(memcmp(families, step->families, step->families_len) == 0);
+    REQUIRE(memcmp(endings, step->endings, step->endings_len) == 0);
     const uint8_t *at = header + batch_padded_header(prefix.header_len);
     for (; end < at; end++) REQUIRE(*end == 0);
     REQUIRE(memcmp(at, routes, 8 * rows) == 0);
@@ -153,7 +155,9 @@ static void check_body(const uint8_t *body, uint64_t size, const outfeed_decode_
     REQUIRE(memcmp(at + BATCH_COUNTS * rows, counts, 4 * rows) == 0);
     REQUIRE(memcmp(at + BATCH_PROMPTS * rows, prompt, 4 * rows) == 0);
     REQUIRE(step->tokens == 0 || memcmp(at + BATCH_ROW * rows, step->ids, 4 * step->tokens) == 0);
-    REQUIRE(at + BATCH_ROW * rows + BATCH_ID * step->tokens == body + size);
+    at += BATCH_ROW * rows + BATCH_ID * step->tokens;
+    REQUIRE(step->optional_len == 0 || memcmp(at, step->optional, step->optional_len) == 0);
+    REQUIRE(at + step->optional_len == body + size);
 }
 
 static void one_step(outfeed_table *table) {
@@ -168,7 +172,7 @@ static void one_step(outfeed_table *table) {
     }
     if (!each && rnd(20) == 0) counts[rnd(rows)] = rnd(0);
     if (rnd(20) == 0) tokens = rnd(TOKENS);
-    uint32_t shifts[3], endings_len = 1 + rnd(40);
+    uint32_t shifts[3], endings_len = 1 + rnd(40), families_len = 1 + rnd(40), optional_len = rnd(2) ? 4 * rnd(20) : 0;
     uint8_t *route_column = column(8 * rows, &shifts[0]), *count_column = column(4 * rows, &shifts[1]);
     uint8_t *ids = column(4 * tokens, &shifts[2]), *endings = malloc(endings_len);
     memcpy(route_column, routes, 8 * rows);
@@ -179,7 +183,14 @@ static void one_step(outfeed_table *table) {
         memcpy(ids + 4 * i, &id, 4);
     }
     memset(endings, 0x90, endings_len);
-    outfeed_decode_step step = {rnd(0), route_column, each ? NULL : count_column, ids, endings, rows, tokens, endings_len};
+    uint8_t *families = malloc(families_len), *optional = optional_len ? malloc(optional_len) : NULL;
+    memset(families, 0x91, families_len);
+    if (optional) memset(optional, 0x92, optional_len);
+    outfeed_decode_step step = {
+        .stamp_ns = rnd(0), .routes = route_column, .counts = each ? NULL : count_column, .ids = ids,
+        .endings = endings, .endings_len = endings_len, .families = families, .families_len = families_len,
+        .optional = optional, .optional_len = optional_len, .rows = rows, .tokens = tokens,
+    };
     int64_t code = expect(routes, counts, rows, tokens, negative, first, prompt, &stale);
     uint64_t size = outfeed_step_size(&step);
     uint8_t *body = malloc(size);
@@ -197,6 +208,8 @@ static void one_step(outfeed_table *table) {
     check_table(table);
     free(body);
     free(endings);
+    free(families);
+    free(optional);
     free_column(ids, shifts[2]);
     free_column(count_column, shifts[1]);
     free_column(route_column, shifts[0]);
