@@ -89,6 +89,7 @@ def preempted(call: Callable[[], object], at: int, other: Callable[[], object]) 
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # 3.12 takes no frame's wish that came later than the first
     gc.disable()  # what it would finalize is in channel.py too, and no part of the call
     sys.settrace(trace)
     try:
