@@ -45,7 +45,10 @@ from .routes import RouteTable
 
 ATTACH_WAIT_S = 5.0
 LANE_FRAMES = 4
-"""A lane holds as many frames of the largest size."""
+"""A lane holds the bytes of as many frames of the largest size."""
+RECORD_BYTES = 40
+"""What a frame takes of its lane at most beside what `must_fit` measures: a record's header and padding, and
+the longer lengths of a longer rid and prompt."""
 
 
 class FrameWriter(Protocol):
@@ -103,16 +106,18 @@ class Ingress:
                 "send fewer at once",
             )
         sizes: dict[tuple[int, int], tuple[int, int]] = {}
-        control = request = 0
+        control, request = [], []
         for prompt in prompts:
             kind = id(prompt.params), id(prompt.logprobs)
             if kind not in sizes:
                 bare = Ready("", b"", 0, prompt.params, prompt.logprobs, prompt.stream)
                 register, generate = self._frames(0, bare)
                 sizes[kind] = len(register), len(generate)
-            control += sizes[kind][0] + len(prompt.rid) + len(prompt.prompt_tail)
-            request += sizes[kind][1] + len(prompt.rid) + len(prompt.input_ids)
-        for name, size, lane in (("control", control, self._control), ("request", request, self._request)):
+            rid = len(prompt.rid.encode()) + RECORD_BYTES
+            control.append(sizes[kind][0] + rid + len(prompt.prompt_tail))
+            request.append(sizes[kind][1] + rid + len(prompt.input_ids))
+        for name, frames, lane in (("control", control, self._control), ("request", request, self._request)):
+            size = sum(frames) + max(frames)  # no frame goes around a lane's end: so much may be left there
             if size > (most := LANE_FRAMES * lane.max_frame):
                 raise BadRequest(
                     "",

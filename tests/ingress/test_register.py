@@ -1,6 +1,8 @@
 """A request's way onto the rings: in order, or not at all."""
 
+import os
 import threading
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -9,6 +11,7 @@ from outfeed.ingress.errors import BadRequest, RidInUse, Unavailable
 from outfeed.ingress.register import Ingress
 from outfeed.ingress.request import Model, Ready, parse_generate, ready
 from outfeed.ingress.routes import RouteTable
+from outfeed.ring import Consumer, Doorbell, LaneWriter, Ring
 from outfeed.ring.errors import FrameTooLarge, RingFull
 from outfeed.ring.frames import Control, Forget, Generate, Register, Tag, decode, encode
 
@@ -64,8 +67,12 @@ def prompt(rid: str = "r", **params: Any) -> Ready:
     return ready(one, one.ids, True, MODEL)
 
 
-def batch(count: int, **params: Any) -> list[Ready]:
-    body = {"input_ids": [[1, 2, 3]] * count, "sampling_params": {"max_new_tokens": 9, **params}}
+def batch(count: int, tokens: int = 3, rid: str = "r", **params: Any) -> list[Ready]:
+    body = {
+        "input_ids": [[7] * tokens] * count,
+        "rid": [f"{rid}{at}" for at in range(count)],
+        "sampling_params": {"max_new_tokens": 9, **params},
+    }
     found = []
     for one in parse_generate(body, MODEL).prompts:
         assert one.ids is not None
@@ -95,15 +102,48 @@ def test_a_batch_that_the_empty_rings_could_not_hold_is_the_clients_fault(
     assert rig.nothing_stays()
 
 
-def test_a_batch_is_not_said_to_be_too_large_when_its_frames_would_fit() -> None:
-    rig = Rig(slots=64)
-    prompts = batch(64, stop=["END"], json_schema="{}")
-    for one in prompts:
-        rig.ingress.submit(rig.ingress.open(one))
-    for lane in (rig.control, rig.request):
-        frames = [encode(message) for name, _, message in rig.log if name == lane.name]
-        lane.max_frame = -(-sum(map(len, frames)) // 4)
-    rig.ingress.must_fit(prompts)
+@pytest.fixture
+def lanes() -> Iterator[tuple[list[LaneWriter], Consumer]]:
+    """A control and a request lane of 16 KiB, and who reads both."""
+    name = f"outfeed-t-register-{os.getpid()}"
+    ring = Ring.create(name, lanes=2, consumers=1, capacity=1 << 14)
+    with Doorbell.create(f"{name}.bell") as bell, ring:
+        yield [ring.writer(0), ring.writer(1)], ring.consumer(0, bell)
+        ring.unlink()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 60, 190])
+@pytest.mark.parametrize("params", [{}, {"stop": ["深" * 40]}, {"json_schema": "x" * 300}])
+def test_what_fits_goes_into_empty_lanes_wherever_they_stand(
+    lanes: tuple[list[LaneWriter], Consumer], tokens: int, params: dict[str, Any]
+) -> None:
+    """And what does not would have been most of a lane."""
+    writers, reader = lanes
+    ingress = Ingress(writers[0], writers[1], RouteTable(0, 2, 1000))
+    most = 0
+    while True:
+        prompts = batch(most + 1, tokens=tokens, rid="深", **params)
+        try:
+            ingress.must_fit(prompts)
+        except BadRequest:
+            break
+        most += 1
+    prompts = batch(most, tokens=tokens, rid="深", **params)
+    for place in range(40):
+        if place:
+            for writer in writers:
+                writer.write(0, bytes(61 * place))
+        reader.read(4096)
+        reader.release()
+        for one in prompts:
+            ingress.submit(ingress.open(one))
+        used = [0, 0]
+        for lane, _, body in reader.read(4096):
+            used[lane] += len(body)
+        reader.release()
+        assert max(used) > 6000
+        for one in prompts:
+            ingress.end(ingress.route_of(one.rid) or 0)
 
 
 def test_a_batch_of_more_prompts_than_there_are_places_is_the_clients_fault() -> None:
