@@ -165,9 +165,9 @@ class SchedulerPort:
                 message = decode(frame[1], frame[2])
                 check_reader(message, frame[0])
                 messages += self._take(message)
-            except (BadFrame, UnknownRoute) as error:
+            except (BadFrame, UnknownRoute, MemoryError) as error:
                 # That gateway sees the count, and says what it has (LIVE): so what was lost is found.
-                log.error("dropped a frame of gateway %d: %s", frame[0], error)
+                log.error("dropped a frame of gateway %d: %s", frame[0], error or "no memory")
                 self._row.count("bad_frames")
         # Last: what it returns is told once, and a read that raises would lose it.
         if now >= self._look_due:

@@ -196,3 +196,21 @@ def test_a_damaged_frame_is_counted_and_hands_out_nothing(
     bench.send(generate(B))
     assert [message.route for message in port.recv()] == [B]
     assert bench.instance.board.row(Role.SCHEDULER, 0).get("bad_frames") == 1
+
+
+def test_a_frame_that_finds_no_memory_costs_what_else_was_read_nothing(
+    bench: Bench, port: SchedulerPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a damaged one: its gateway sees the count, and ends what the scheduler does not have."""
+
+    def without_memory(tag: int, body: memoryview) -> object:
+        message = decode(tag, body)
+        if message == generate(B):
+            raise MemoryError
+        return message
+
+    monkeypatch.setattr("outfeed.sidecar.port.decode", without_memory)
+    bench.send(generate(A), generate(B), Control(CONTROL, "rid", "health"))
+    assert [message.route for message in port.recv()] == [A, CONTROL]
+    assert not port.is_live(B)
+    assert bench.instance.board.row(Role.SCHEDULER, 0).get("bad_frames") == 1
