@@ -58,6 +58,9 @@ class Kind(IntEnum):
 
 
 FAMILIES: Final = len(Kind)
+_NAMES: Final = tuple(
+    kind.name.lower() for kind in Kind
+)  # asked of the enum each time they cost a microsecond
 RAGGED: Final = frozenset(
     (
         Kind.OUTPUT_TOP_LOGPROBS,
@@ -318,7 +321,7 @@ def encode_family(
     kind: int, family: Family, batch_rows: int
 ) -> tuple[tuple[int, int, int], list[NDArray[Any]]]:
     """Return a family's header entry and columns; BadColumns when they do not fit."""
-    name = Kind(kind).name.lower()
+    name = _NAMES[kind]
     columns: list[NDArray[Any]] = [_typed(name, family.rows, U32_TYPE), _typed(name, family.counts, U32_TYPE)]
     k, positions = len(family.rows), _total(family.counts)
     _check_rows(name, family.rows, family.counts, batch_rows)
@@ -364,15 +367,13 @@ def family_bytes(kind: int, k: int, positions: int, third: int) -> int:
     """Return how many bytes a header entry implies; BadColumns when a number is out of range."""
     for number in (k, positions, third):
         if not 0 <= number <= MAX_COUNT:
-            raise BadColumns(f"{Kind(kind).name.lower()}: {number} in its header is not in 0..{MAX_COUNT}")
+            raise BadColumns(f"{_NAMES[kind]}: {number} in its header is not in 0..{MAX_COUNT}")
     if kind == Kind.HIDDEN_STATES:
         return 4 * (2 * k + positions * third)
     if kind in RAGGED:
         return 4 * (2 * k + positions + 2 * third)
     if third != positions:
-        raise BadColumns(
-            f"{Kind(kind).name.lower()}: {positions} positions but {third} entries in its header"
-        )
+        raise BadColumns(f"{_NAMES[kind]}: {positions} positions but {third} entries in its header")
     return 4 * (2 * k + 2 * positions)
 
 
@@ -386,7 +387,7 @@ def texts_bytes(k: int, ids: int, text: int) -> int:
 
 def decode_family(kind: int, entry: tuple[int, int, int], body: bytes, at: int, batch_rows: int) -> Family:
     """Return a family from its columns at `at`, where `family_bytes` has been found to fit."""
-    name = Kind(kind).name.lower()
+    name = _NAMES[kind]
     k, positions, third = entry
     rows: U32 = np.frombuffer(body, U32_TYPE, k, at)
     counts: U32 = np.frombuffer(body, U32_TYPE, k, at + 4 * k)
