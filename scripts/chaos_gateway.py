@@ -99,9 +99,7 @@ class Gateway:
         say(ready=True)
         await self._finishing.wait()
         hung = set(runners)
-        for _ in range(
-            FINISH_LIMIT_S
-        ):  # seconds that passed here: a machine that was suspended is not a hang
+        for _ in range(FINISH_LIMIT_S):  # as they pass here: a machine that was suspended is no hang
             _, hung = await asyncio.wait(hung, timeout=1.0)
             if not hung:
                 break

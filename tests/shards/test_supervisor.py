@@ -65,6 +65,11 @@ def up(supervisor: Supervisor) -> bool:
     return supervisor.running
 
 
+def tend_for_ever(supervisor: Supervisor) -> None:
+    while True:
+        supervisor.tend()
+
+
 def kill(supervisor: Supervisor, board: Board, shard: int) -> None:
     """Kill a shard, and tend until its death is known."""
     epoch = board.row(Role.SHARD, shard).epoch
@@ -165,14 +170,10 @@ def test_one_that_never_ran_is_not_tried_again(board: Board, make: Make) -> None
 
     supervisor = make(cannot)
 
-    def fails() -> None:
-        while True:
-            supervisor.tend()
-
     with pytest.raises(
         ShardsFailed, match=r"shard [01] \(pid \d+\) could not start: it exited with status 7"
     ):
-        fails()
+        tend_for_ever(supervisor)
 
 
 @pytest.mark.parametrize("word", [0, 1 << 62])
@@ -197,12 +198,8 @@ def test_one_that_is_silent_as_it_starts_is_tried_again_until_its_strikes_are_us
     board.config = msgspec.structs.replace(board.config, heartbeat_limit_s=0.05)
     supervisor = make(lambda shard: time.sleep(600), RestartPolicy(strikes=3, pause_s=0.0))
 
-    def fails() -> None:
-        while True:
-            supervisor.tend()
-
     with pytest.raises(ShardsFailed, match="died 3 times in a row"):
-        fails()
+        tend_for_ever(supervisor)
 
 
 def test_one_that_was_silent_for_long_has_not_run_for_as_long(
@@ -213,12 +210,8 @@ def test_one_that_was_silent_for_long_has_not_run_for_as_long(
     board.config = msgspec.structs.replace(board.config, heartbeat_limit_s=0.6)
     supervisor = make(runs(board, beats=False), RestartPolicy(strikes=2, pause_s=0.0))
 
-    def fails() -> None:
-        while True:
-            supervisor.tend()
-
     with pytest.raises(ShardsFailed, match="died 2 times in a row"):
-        fails()
+        tend_for_ever(supervisor)
 
 
 def test_one_that_is_killed_for_its_silence_is_killed_once(
