@@ -98,14 +98,18 @@ def test_one_that_is_told_to_end_leaves_nothing(
     instance = unique("demo", NUMBERS)
     background = (
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # these tests themselves may run under nohup
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
     command = [sys.executable, "-c", background, sys.executable, str(SCRIPTS / "demo.py"), "--json"]
     command += ["--instance", instance]
     command += ["--tokenizer", str(small_tokenizer), "--text", str(small_text), "--steps-per-second", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        until("it to run", lambda: is_running(instance) or running.poll() is not None)
-        running.send_signal(how)
-        _, err = running.communicate(timeout=60)
+        try:
+            until("it to run", lambda: is_running(instance) or running.poll() is not None)
+            running.send_signal(how)
+            _, err = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert (running.returncode, err) == (130, "demo: stopped\n")
     assert leftovers(instance) == []
