@@ -163,6 +163,7 @@ class Connection(asyncio.Protocol):
         self.owner.unread.discard(self)
         self.deadline = inf
         self._transport = None
+        self._parser.close()
         self._gone()
 
     def pause_writing(self) -> None:

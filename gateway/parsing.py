@@ -86,6 +86,10 @@ class RequestParser:
         if self._fed > self._limits.head_bytes and not self._last:
             raise self._head_too_large() if self.request is None else self._no_body()
 
+    def close(self) -> None:
+        """Let go of who is called back and of llhttp: both have this, in a circle. Feed nothing any more."""
+        del self._on_begin, self._on_head, self._on_request, self._parser
+
     @property
     def path(self) -> str:
         """The path of the request that is being read, or was last, as far as it has come; "" for none."""

@@ -30,7 +30,15 @@ from ..ring import logs
 from ..ring.board import Role
 from ..ring.errors import RingError
 from ..ring.instance import Instance
-from ..ring.process import die_with_parent, drain_seconds, fail, raise_file_limit, say, settle
+from ..ring.process import (
+    die_with_parent,
+    drain_seconds,
+    fail,
+    keep_what_is_loaded,
+    raise_file_limit,
+    say,
+    settle,
+)
 from .accepting import Acceptor
 from .app import App, Options
 from .backend import Backend, FrontBackend
@@ -392,6 +400,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 app.abort,
                 app.state,
             )
+            keep_what_is_loaded()
             uvloop.run(serve(app, serving, ready, siblings, lambda: front.instance.alive))
             # A new instance of that name is another one: who starts us again gets a gateway of that one.
             if not front.instance.alive:

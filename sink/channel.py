@@ -199,11 +199,19 @@ class Channel(ChannelFields):
             self.lock.release()
         self.limit = -1
         waiter = self.waiter
+        self.drop_callback()
         if waiter is not None and not isinstance(waiter, CallbackWaiter):
             wake((waiter,))  # who waits elsewhere is told
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None and not self.ended:
             on_gone()
+
+    def drop_callback(self) -> None:
+        """Let go of a callback when nothing comes any more: it has its source, and so this, in a circle that
+        only the garbage collector would undo, with all that the request had.
+        """
+        if isinstance(self.waiter, CallbackWaiter):
+            self.waiter = None
 
     def statistics(self) -> SinkStatistics:
         """Return the counters as they are now."""
@@ -299,6 +307,7 @@ class SinkSource:
             return None
         if type(item) is not Frame:
             self._ended = True
+            self._channel.drop_callback()
         return item
 
     async def receive(self, timeout: float | None = None) -> Item:
@@ -363,16 +372,16 @@ class SinkSource:
 
         The callback takes what it wants with `receive_nowait`; it is called again only for what is sent
         after it was called, perhaps taken by then, and not once it has taken the last item. What it raises
-        goes to the loop's exception handler. Call this in `loop`. The callback keeps its source alive: close
-        it explicitly. Another callback takes its place; SinkBusy while a task or a thread waits.
+        goes to the loop's exception handler. Call this in `loop`. The callback keeps its source alive until
+        it has taken the last item: close the source explicitly. Another callback takes its place; SinkBusy
+        while a task or a thread waits.
         """
 
         def unless_ended() -> None:
             if not self._ended:
                 callback()
 
-        if isinstance(self._channel.waiter, CallbackWaiter):
-            self._channel.waiter = None
+        self._channel.drop_callback()
         waiter = CallbackWaiter(loop, unless_ended)
         self._wait_by(waiter)
         if self._channel.fresh or self._channel.folded is not None:

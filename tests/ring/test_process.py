@@ -70,3 +70,14 @@ def test_any_other_error_of_the_system_is_raised_again() -> None:
     assert refusal(error) is None
     with pytest.raises(OSError, match="Input/output error"):
         fail("launch", error)
+
+
+def test_what_is_loaded_is_passed_over_by_garbage_collections() -> None:
+    """In a process of its own: this one's collections are the tests'."""
+    script = (
+        "import gc; from outfeed.ring.process import keep_what_is_loaded; usual = gc.get_threshold(); "
+        "keep_what_is_loaded(); print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000, "
+        "gc.isenabled(), gc.get_threshold()[:2] == usual[:2], gc.get_threshold()[2] > usual[2])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * 5

@@ -242,6 +242,29 @@ def test_closing_calls_no_callback_and_tells_of_no_stream_that_is_over() -> None
     assert called == []
 
 
+@pytest.mark.parametrize("how", ["its last item is taken", "it is closed", "it fails"])
+def test_a_stream_that_is_over_lets_go_of_its_callback(how: str) -> None:
+    """The callback has the source: together they would wait for the garbage collector."""
+    sender, source = open_sink(1000)
+
+    def take() -> None:
+        source.receive_nowait()
+
+    async def story() -> None:
+        source.call_when_ready(asyncio.get_running_loop(), take)
+        match how:
+            case "it is closed":
+                source.close()
+            case "it fails":
+                sender.close()
+            case _:
+                sender.try_send(Done(chunk("a", 0, LAST)))
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert sender.channel.waiter is None
+
+
 def test_a_cancelled_reader_of_the_stream_is_gone() -> None:
     sender, source = open_sink(1000)
 
