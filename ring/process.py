@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import io
 import os
 import resource
 import select
@@ -43,7 +44,8 @@ def settle() -> None:
 
     Standard streams that are closed become /dev/null, or the next file opened, which may be a ring, would
     take their number, and whatever a library says would be written into it. Signals are heard again that the
-    parent had blocked; SIGCHLD is not ignored, which would lose how a child ended.
+    parent had blocked; SIGCHLD is not ignored, which would lose how a child ended. A character that the
+    terminal's encoding lacks becomes a `?`.
     """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -53,6 +55,8 @@ def settle() -> None:
         if getattr(sys, name) is None:
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OWN_SIGNALS)
 

@@ -443,7 +443,7 @@ def in_private_shm(argv: Sequence[str]) -> int | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run chaos from the command line."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="chaos", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="chaos", description=(__doc__ or "").partition("\n")[0])
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--kills", type=int, help="run until so many shards were killed (default 30)")
     length.add_argument("--seconds", type=float, help="run for so long")

@@ -94,7 +94,7 @@ class Outcome:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=64, help="concurrent requests (default 64)")
     parser.add_argument("--shards", type=int, default=2, help="detokenizer processes (default 2)")
     parser.add_argument(

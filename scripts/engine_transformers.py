@@ -300,7 +300,7 @@ def load_model(path: str | None, vocabulary: int, seed: int) -> Any:
 
 def main() -> int:
     """Serve until SIGTERM, Ctrl-C or the end of the instance."""
-    parser = argparse.ArgumentParser(prog="engine", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="engine", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--instance", default="outfeed", help="the running instance (default: outfeed)")
     parser.add_argument("--model", metavar="DIR", help="a causal LM's directory (default: tiny, random)")
     parser.add_argument("--batch", type=int, default=16, help="requests decoded at once (default 16)")

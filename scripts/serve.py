@@ -31,7 +31,7 @@ MAX_DEATHS = 5
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="serve", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="serve", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--instance", default="outfeed", help="the instance's name (default: outfeed)")
     parser.add_argument("--gateways", type=int, default=1, metavar="N", help="gateway processes on the port")
     parser.add_argument(

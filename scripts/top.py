@@ -160,7 +160,7 @@ def screen(sample: Sample, width: int) -> Group:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="top", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="top", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--instance", metavar="NAME", help="default: the only one that runs")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between looks (default 1)")
     parser.add_argument("--once", action="store_true", help="look once, over one interval, and end")

@@ -48,6 +48,15 @@ def test_an_installed_command_runs(command: str) -> None:
         assert flag or "default" in said or f"{name} " in usage, f"{command} {name} says no default: {said}"
 
 
+@pytest.mark.parametrize("script", ["demo", "serve", "top", "chaos"])
+def test_a_script_runs_without_its_docstrings(script: str) -> None:
+    """As under PYTHONOPTIMIZE=2."""
+    path = Path(__file__).resolve().parents[1] / "scripts" / f"{script}.py"
+    command = [sys.executable, "-OO", str(path), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("command", "needs"),
     [

@@ -38,6 +38,18 @@ def test_what_a_careless_parent_left_is_undone() -> None:
     assert done.returncode == 0
 
 
+def test_a_character_that_the_terminal_lacks_is_no_error() -> None:
+    script = "from outfeed.ring.process import settle; settle(); print('na\\xefve \\u2026')"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "na?ve ?\n"
+
+
 def test_a_line_that_nobody_reads_ends_nothing() -> None:
     code = "from outfeed.ring.process import say\nfor _ in range(3): say('x' * 1000)"
     read, write = os.pipe()
