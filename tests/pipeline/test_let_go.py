@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +54,24 @@ def by_callback(rig: Rig, streams: list[Stream]) -> None:
     asyncio.run(story())
 
 
+def by_task(rig: Rig, streams: list[Stream]) -> None:
+    """With a time limit that passes once, too."""
+
+    async def read(stream: Stream) -> None:
+        with suppress(TimeoutError):
+            await stream.source.receive(0.001)
+        async for _ in stream.source:
+            pass
+
+    async def story() -> None:
+        reading = [asyncio.ensure_future(read(stream)) for stream in streams]
+        await asyncio.sleep(0.01)
+        rig.push(streams, [5], LAST)
+        await asyncio.gather(*reading)
+
+    asyncio.run(story())
+
+
 def by_thread(rig: Rig, streams: list[Stream]) -> None:
     rig.push(streams, [5])
     rig.push(streams, [6], LAST)
@@ -67,7 +86,7 @@ def not_at_all(rig: Rig, streams: list[Stream]) -> None:
     rig.aborted.clear()
 
 
-@pytest.mark.parametrize("read", [by_callback, by_thread, not_at_all])
+@pytest.mark.parametrize("read", [by_callback, by_task, by_thread, not_at_all])
 def test_a_request_that_is_over_leaves_nothing_to_the_garbage_collector(
     rig: Rig, read: Callable[[Rig, list[Stream]], None]
 ) -> None:
