@@ -61,15 +61,13 @@ class LaneWriter(Writer):
 
     __slots__ = ("__weakref__", "_handle", "_memory", "_offset", "_segment", "lane", "max_frame")
 
-    def __init__(
-        self, segment: "Segment", lane: int, max_frame: int, handle: Any, memory: memoryview
-    ) -> None:
+    def __init__(self, segment: "Segment", lane: int, max_frame: int, held: Any, memory: memoryview) -> None:
         self.lane = lane
         self.max_frame = max_frame
         self._segment = segment
         self._memory = memory
-        self._handle = handle
-        self._bind(_WRITE, address(handle), (handle, memory))
+        self._handle = held[0]
+        self._bind(_WRITE, address(self._handle), (held, memory))
         self._offset = ffi.new("uint64_t *")
 
     @property
@@ -161,10 +159,6 @@ class LaneWriter(Writer):
         """Give the lane back. Closing twice is fine; WriterBusy while another thread writes."""
         if lib.writer_close(self._handle) == lib.RING_BUSY:
             self._refuse(lib.RING_BUSY, 0, 0, 0.0)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            lib.writer_close(self._handle)
 
     def __enter__(self) -> Self:
         return self
