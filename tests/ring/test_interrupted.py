@@ -1,13 +1,21 @@
 """A Ctrl-C at any line: whoever goes on afterwards finds everything as free as it was."""
 
+import os
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from outfeed.ring import Doorbell, Ring, consumer, ring, writer
+from outfeed.ring import Doorbell, Ring, consumer, ring, segment, writer
 
 from tests.interrupted import interrupted
 
 MakeRing = Callable[..., Ring]
+
+
+def open_files() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("what", ["lane", "cursor"])
@@ -25,3 +33,34 @@ def test_what_was_being_claimed_belongs_to_nobody(make_ring: MakeRing, bell: Doo
         line += 1
     assert line > 10
     assert len(got) == 1
+
+
+@pytest.mark.parametrize("what", ["made", "attached"])
+def test_a_segment_closes_no_file_but_its_own(name: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time that what is left of it goes, another file may have the number that its own had."""
+    finalize = weakref.finalize
+
+    def interrupt(*args: Any) -> None:
+        finalize(*args)
+        raise KeyboardInterrupt
+
+    whole = segment.create(name, 4096, lambda _: None)
+    before = open_files()
+    monkeypatch.setattr(segment, "weakref", SimpleNamespace(finalize=interrupt))
+    try:
+        segment.attach(name) if what == "attached" else segment.create(f"{name}.other", 4096, lambda _: None)
+    except KeyboardInterrupt:
+        other = os.open(os.devnull, os.O_RDONLY)  # its traceback still has what was half done
+    os.close(other)
+    assert open_files() == before
+    whole.close()
+
+
+def test_a_segment_that_was_being_made_has_no_name(name: str) -> None:
+    got: list[segment.Segment] = []
+    line = 1
+    while interrupted(lambda: got.append(segment.create(name, 4096, lambda _: None)), line, segment):
+        assert segment.listed(name) == [], f"interrupted at line {line}"
+        line += 1
+    assert line > 10
+    assert segment.listed(name) == [name]
