@@ -43,6 +43,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 _POPULATE_UP_TO = 256 << 20
 LONGEST_LOCK_S = 10.0
 _LOCK_AGAIN_S = 0.005
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # opening a link, a folder, a socket
 
 
 def _path(name: str) -> str:
@@ -192,6 +193,10 @@ def attach(name: str) -> Segment:
         fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
         raise _not_ours(name, os.stat(_path(name), follow_symlinks=False)) from None
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise NotARing(f"segment {name!r} is not a file ({error.strerror})") from None
     segment = Segment(name, fd)
     try:
         found = os.fstat(fd)
@@ -234,10 +239,14 @@ def listed(prefix: str) -> list[str]:
 
 
 def _lock_if_stale(name: str) -> int | None:
-    """Return a descriptor that locks `name` against all; None when it is in use, another user's or gone."""
+    """Return a descriptor that locks `name` against all; None if it is in use, another user's or no file."""
     try:
         fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
+        return None
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

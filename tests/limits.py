@@ -1,5 +1,7 @@
-"""Limits of this process, set for a moment."""
+"""Limits of this process, set for a moment, and what it has open."""
 
+import gc
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,3 +16,9 @@ def no_more_files() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def open_files() -> list[str]:
+    """List the descriptors that this process has open, besides those of what is garbage already."""
+    gc.collect()
+    return sorted(os.listdir("/proc/self/fd"))

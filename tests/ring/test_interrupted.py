@@ -10,12 +10,9 @@ import pytest
 from outfeed.ring import Doorbell, Ring, consumer, ring, segment, writer
 
 from tests.interrupted import interrupted
+from tests.limits import open_files
 
 MakeRing = Callable[..., Ring]
-
-
-def open_files() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("what", ["lane", "cursor"])

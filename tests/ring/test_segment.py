@@ -1,11 +1,14 @@
 """Segments: whole or not at all, private, with all their pages, unlinked by no bystander, swept if stale."""
 
+import errno
 import fcntl
 import mmap
 import os
+import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +22,17 @@ from outfeed.ring import (
     NoRoom,
     NoSharedMemory,
     NotARing,
+    NotOurs,
     OtherNamespace,
     Ring,
+    RingError,
     WrongVersion,
     instance,
     segment,
 )
 from outfeed.ring.owner import space
+
+from tests.limits import no_more_files, open_files
 
 MakeRing = Callable[..., Ring]
 SHM = Path("/dev/shm")
@@ -77,6 +84,39 @@ def test_a_shm_that_fills_meanwhile_is_the_same_error(name: str, monkeypatch: py
     with pytest.raises(NoRoom):
         Ring.create(name, lanes=1, consumers=1, capacity=4096)
     assert not (SHM / name).exists()
+
+
+def test_what_just_fits_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "free_bytes", lambda: 4096)
+    segment.create(name, 4096, nothing).close()
+    with pytest.raises(NoRoom, match="needs 4097 bytes"):
+        segment.create(f"{name}.larger", 4097, nothing)
+
+
+def test_a_limit_of_this_process_is_not_taken_for_a_small_or_missing_shm(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with no_more_files(), pytest.raises(OSError, match="Too many open files"):
+        segment.create(name, 4096, nothing)
+
+    def too_large(*_: object) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(os, "posix_fallocate", too_large)
+    with pytest.raises(OSError, match="File too large"):
+        segment.create(name, 4096, nothing)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, PermissionError])
+def test_a_folder_that_cannot_be_opened_says_why(
+    monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise error(1, "for this reason")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(NoSharedMemory, match=r"cannot be opened \(for this reason\)"):
+        segment.folder()
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["missing", "no tmpfs"])
@@ -131,11 +171,51 @@ def test_what_is_no_ring_says_what_it_is(name: str) -> None:
     with pytest.raises(NotARing, match="0 bytes"):
         Ring.attach(name)
     (SHM / name).write_bytes(b"not a ring, but long enough to be one" * 1000)
-    with pytest.raises(NotARing, match=r"starts with 0x"):
+    with pytest.raises(NotARing, match=r"starts with 0x") as refused:
         Ring.attach(name)
+    assert f"{int.from_bytes(b'not a ri', 'little'):#x}" in str(refused.value)
+    assert not segment.in_use(name), f"while {refused!r} is held, with all that was made"
     (SHM / name).write_bytes(b"short")
     with pytest.raises(NotARing):
         Ring.attach(name)
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to("/etc/hostname")
+
+
+def a_link_to_nothing(path: Path) -> None:
+    path.symlink_to(path.name + "-nothing")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir(mode=0o700)
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+    path.chmod(0o600)
+
+
+@pytest.mark.parametrize("make", [a_link, a_link_to_nothing, a_folder, a_pipe, a_socket])
+def test_what_is_no_plain_file_is_no_segment_and_is_not_waited_for(
+    name: str, make: Callable[[Path], None]
+) -> None:
+    path = SHM / name
+    make(path)
+    try:
+        with pytest.raises(NotARing, match=f"{name}.*is not a file"):
+            Ring.attach(name)
+        if make is not a_pipe:  # which goes like a damaged file
+            with pytest.raises(RingError, match=f"{name} is neither free nor a doorbell"):
+                Doorbell.create(name)
+    finally:
+        path.rmdir() if make is a_folder else path.unlink()
 
 
 def test_another_versions_ring_says_both_versions(make_ring: MakeRing) -> None:
@@ -152,17 +232,19 @@ def test_a_ring_of_another_pid_namespace_is_refused_before_its_owners_look_dead(
     with open(SHM / ring.name, "r+b") as file:
         file.seek(128)
         file.write((space() + 1).to_bytes(8, "little"))
-    with pytest.raises(OtherNamespace, match="another pid or time namespace"):
+    ring.close()
+    with pytest.raises(OtherNamespace, match="another pid or time namespace") as refused:
         Ring.attach(ring.name)
+    assert not segment.in_use(ring.name), f"while {refused!r} is held, with all that was made"
 
 
 @pytest.mark.parametrize("size", [-4096, 4096])
 def test_a_ring_of_another_size_than_its_header_says_is_refused(make_ring: MakeRing, size: int) -> None:
-    ring = make_ring()
+    ring = make_ring(lanes=2, consumers=3)
     data = (SHM / ring.name).read_bytes()
     (SHM / f"{ring.name}x").touch(mode=0o600)
     (SHM / f"{ring.name}x").write_bytes(data[:size] if size < 0 else data + bytes(size))
-    with pytest.raises(NotARing, match="does not add up"):
+    with pytest.raises(NotARing, match="does not add up: lanes 2, consumers 3, capacity 4096"):
         Ring.attach(f"{ring.name}x")
 
 
@@ -311,20 +393,67 @@ def test_a_fill_that_fails_leaves_nothing(name: str) -> None:
     assert segment.listed(name) == []
 
 
+@pytest.mark.parametrize("when", ["before it is looked at", "before it is locked"])
 def test_a_segment_removed_while_it_is_attached_is_not_there(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     segment.create(name, 4096, nothing)
-    real = os.open
+    where, what = (os, "fstat") if when == "before it is looked at" else (segment, "lock")
+    real = getattr(where, what)
 
-    def open_then_remove(path: str, flags: int, *rest: int) -> int:
-        fd = real(path, flags, *rest)
+    def remove_then_go_on(*words: object) -> object:
         segment.unlink(name)
-        return fd
+        return real(*words)
 
-    monkeypatch.setattr(os, "open", open_then_remove)
+    monkeypatch.setattr(where, what, remove_then_go_on)
     with pytest.raises(FileNotFoundError, match="removed"):
         segment.attach(name)
+
+
+def test_a_segment_that_may_not_even_be_opened_says_whose_it_is(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (SHM / name).touch(mode=0o600)
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(NotOurs, match=f"'{name}' is of user {os.geteuid()}, mode 0600"):
+        segment.attach(name)
+    assert segment.in_use(name), "for all that can be told"
+    assert not segment.discard(name)
+
+
+def test_who_cannot_have_a_segment_keeps_no_file_open(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "LONGEST_LOCK_S", 0.0)
+    path, before = SHM / name, open_files()
+    with pytest.raises(NoRoom):
+        segment.create(name, 1 << 60, nothing)
+    for mode, how, error in (
+        (0o644, fcntl.LOCK_SH, NotOurs),
+        (0o600, fcntl.LOCK_SH, NotARing),
+        (0o600, fcntl.LOCK_EX, LockHeld),
+    ):
+        path.touch()
+        path.chmod(mode)
+        with path.open() as held:
+            fcntl.flock(held, how)
+            with pytest.raises(error):
+                segment.attach(name)
+            with pytest.raises(FileExistsError):
+                segment.create(name, 4096, nothing)
+            assert not segment.discard(name)
+        assert segment.discard(name)
+    assert open_files() == before
+
+
+def test_a_lock_that_is_given_up_soon_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment.create(name, 4096, nothing).close()
+    with open(SHM / name) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(held, fcntl.LOCK_UN))
+        segment.attach(name).close()
 
 
 def test_views_outlive_the_ring_they_came_from(make_ring: MakeRing, bell: Doorbell) -> None:
