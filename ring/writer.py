@@ -80,9 +80,8 @@ class LaneWriter(Writer):
         handle = int(ffi.cast("uintptr_t", self._handle))
         return NativeLane(handle, reserve, commit, cancel, self._memory, self._refuse)
 
-    def _until(self, timeout: float, call: Callable[[int], int]) -> int:
+    def _until(self, left: int, call: Callable[[int], int]) -> int:
         """Make a C call that may wait, again after each signal (handlers run here), until time is up."""
-        left = nanoseconds(timeout)
         if left == 0:
             return call(0)
         deadline = time.monotonic_ns() + left
@@ -102,11 +101,16 @@ class LaneWriter(Writer):
             raise ValueError(f"size {size}: expected 0 to {self.max_frame} bytes")
         if size > self.max_frame:
             self._refuse(lib.RING_TOO_LARGE, 0, size, timeout)
-        code = self._until(timeout, lambda ns: lib.writer_reserve(self._handle, size, ns, self._offset))
-        if code != 0:
-            self._refuse(code, 0, size, timeout)
-        start = self._offset[0]
-        return self._memory[start : start + size]
+        left = nanoseconds(timeout)
+        try:
+            code = self._until(left, lambda ns: lib.writer_reserve(self._handle, size, ns, self._offset))
+            if code == 0:
+                start = self._offset[0]
+                return self._memory[start : start + size]
+        except BaseException:
+            lib.writer_cancel(self._handle)  # what a signal's handler raised: nobody has the view
+            raise
+        return self._refuse(code, 0, size, timeout)
 
     def commit(self, tag: int, size: int) -> None:
         """Publish the first `size` bytes of the reservation as one frame.

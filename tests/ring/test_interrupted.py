@@ -61,3 +61,14 @@ def test_a_segment_that_was_being_made_has_no_name(name: str) -> None:
         line += 1
     assert line > 10
     assert segment.listed(name) == [name]
+
+
+def test_what_was_being_reserved_holds_up_no_later_write(make_ring: MakeRing) -> None:
+    lane, line = make_ring().writer(0), 1
+    got: list[memoryview] = []
+    while interrupted(lambda: got.append(lane.reserve(100, timeout=60.0)), line, writer):
+        lane.write(1, b"")  # WriterBusy while a reservation is open
+        line += 1
+    assert line > 10
+    assert len(got[0]) == 100
+    lane.commit(2, 100)
