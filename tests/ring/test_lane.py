@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from outfeed.ring import (
     WriterBusy,
     wait,
 )
+from outfeed.ring._core import lib
 
 from tests.finalizer import collected
 
@@ -162,6 +164,35 @@ def test_two_writers_or_readers_in_one_place_are_refused(make_ring: MakeRing, be
         consumer.read()
     ring.writer(0).write(1, b"again")
     assert len(ring.consumer(0, bell).read()) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "why"),
+    [
+        (lib.RING_NO_MEMORY, RingError, "there is no memory to claim {}"),
+        (lib.RING_OWNED, LaneOwned, "{} changed hands 8 times while it was being claimed"),
+    ],
+)
+def test_what_cannot_be_claimed_says_why(
+    make_ring: MakeRing,
+    bell: Doorbell,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    error: type[RingError],
+    why: str,
+) -> None:
+    ring = make_ring()
+    core = {name: getattr(lib, name) for name in dir(lib)}
+    refusing = dict.fromkeys(("writer_claim", "reader_claim", "consumer_detach"), lambda *_: code)
+    monkeypatch.setattr("outfeed.ring.ring.lib", SimpleNamespace(**{**core, **refusing}))
+    attempts: list[tuple[str, Callable[[], object]]] = [
+        ("lane 0", lambda: ring.writer(0)),
+        ("consumer 0", lambda: ring.consumer(0, bell)),
+        ("consumer 0", lambda: ring.detach_consumer(0)),
+    ]
+    for what, attempt in attempts:
+        with pytest.raises(error, match=f"^ring '{ring.name}': {why.format(what)}"):
+            attempt()
 
 
 def test_unreleased_frames_come_again_and_released_ones_do_not(make_ring: MakeRing, bell: Doorbell) -> None:

@@ -307,6 +307,25 @@ def test_stale_segments_and_doorbells_are_swept_and_live_ones_never(
     assert segment.sweep(name) == []
 
 
+def test_a_sweep_goes_by_the_name_and_takes_files_alone(name: str) -> None:
+    for made in (f"{name}.a", f"{name}.b", f"{name}x.a"):
+        segment.create(made, 4096, nothing).close()
+    (SHM / f"{name}.folder").mkdir()
+    (SHM / f"{name}.link").symlink_to(f"{name}x.a")
+    try:
+        before = open_files()
+        assert segment.listed(f"{name}.") == [f"{name}.a", f"{name}.b"]
+        assert segment.sweep(f"{name}.") == [f"{name}.a", f"{name}.b"]
+        assert segment.listed(f"{name}.") == []
+        assert open_files() == before
+        assert (SHM / f"{name}x.a").exists()
+        assert not segment.discard(f"{name}.a"), "it is gone"
+        assert not segment.in_use(f"{name}.a")
+    finally:
+        (SHM / f"{name}.folder").rmdir()
+        (SHM / f"{name}.link").unlink()
+
+
 @pytest.mark.parametrize("mode", [0o666, 0o640, 0o604])
 def test_a_segment_that_others_may_open_is_not_attached(make_ring: MakeRing, mode: int) -> None:
     ring = make_ring()
