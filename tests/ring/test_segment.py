@@ -227,15 +227,14 @@ def test_another_versions_ring_says_both_versions(make_ring: MakeRing) -> None:
         Ring.attach(ring.name)
 
 
-def test_a_ring_of_another_pid_namespace_is_refused_before_its_owners_look_dead(make_ring: MakeRing) -> None:
-    ring = make_ring()
-    with open(SHM / ring.name, "r+b") as file:
+def test_a_ring_of_another_pid_namespace_is_refused_before_its_owners_look_dead(name: str) -> None:
+    Ring.create(name, lanes=1, consumers=1, capacity=4096).close()
+    with open(SHM / name, "r+b") as file:
         file.seek(128)
         file.write((space() + 1).to_bytes(8, "little"))
-    ring.close()
     with pytest.raises(OtherNamespace, match="another pid or time namespace") as refused:
-        Ring.attach(ring.name)
-    assert not segment.in_use(ring.name), f"while {refused!r} is held, with all that was made"
+        Ring.attach(name)
+    assert not segment.in_use(name), f"while {refused!r} is held, with all that was made"
 
 
 @pytest.mark.parametrize("size", [-4096, 4096])
@@ -308,22 +307,22 @@ def test_stale_segments_and_doorbells_are_swept_and_live_ones_never(
 
 
 def test_a_sweep_goes_by_the_name_and_takes_files_alone(name: str) -> None:
-    for made in (f"{name}.a", f"{name}.b", f"{name}x.a"):
+    for made in (f"{name}-a", f"{name}-b", f"{name}x-a"):
         segment.create(made, 4096, nothing).close()
-    (SHM / f"{name}.folder").mkdir()
-    (SHM / f"{name}.link").symlink_to(f"{name}x.a")
+    (SHM / f"{name}-folder").mkdir()
+    (SHM / f"{name}-link").symlink_to(f"{name}x-a")
     try:
         before = open_files()
-        assert segment.listed(f"{name}.") == [f"{name}.a", f"{name}.b"]
-        assert segment.sweep(f"{name}.") == [f"{name}.a", f"{name}.b"]
-        assert segment.listed(f"{name}.") == []
+        assert segment.listed(f"{name}-") == [f"{name}-a", f"{name}-b"]
+        assert segment.sweep(f"{name}-") == [f"{name}-a", f"{name}-b"]
+        assert segment.listed(f"{name}-") == []
         assert open_files() == before
-        assert (SHM / f"{name}x.a").exists()
-        assert not segment.discard(f"{name}.a"), "it is gone"
-        assert not segment.in_use(f"{name}.a")
+        assert (SHM / f"{name}x-a").exists()
+        assert not segment.discard(f"{name}-a"), "it is gone"
+        assert not segment.in_use(f"{name}-a")
     finally:
-        (SHM / f"{name}.folder").rmdir()
-        (SHM / f"{name}.link").unlink()
+        (SHM / f"{name}-folder").rmdir()
+        (SHM / f"{name}-link").unlink()
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o640, 0o604])
