@@ -126,7 +126,9 @@ def test_a_closed_ring_says_so(ring: Ring, bell: Doorbell) -> None:
             call()
 
 
-@pytest.mark.parametrize("spin", [-1.0, 1.0, float("nan")])
+@pytest.mark.parametrize("spin", [-1e-9, 0.0101, float("nan")])
 def test_a_spin_is_short(name: str, spin: float) -> None:
     with pytest.raises(ValueError, match=r"expected 0 to 0\.01 seconds"):
         Doorbell.create(f"{name}.spin", longest_spin=spin)
+    for longest in (0.0, 0.01):
+        Doorbell.create(f"{name}.spin", longest_spin=longest).close()

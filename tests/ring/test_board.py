@@ -36,6 +36,7 @@ from outfeed.ring.names import (
 from outfeed.ring.owner import Owner
 
 from tests.eventually import until
+from tests.limits import locks
 
 NUMBERS = itertools.count()
 LAUNCHER = 4  # the word of the header that names it
@@ -358,7 +359,14 @@ def test_a_dead_instance_is_nobodys_once_the_last_process_let_go_of_it(straggler
 def test_a_start_waits_for_processes_that_notice_later_that_their_launcher_is_dead(
     straggler: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: straggler.close())
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            straggler.close()
+
+    monkeypatch.setattr(time, "sleep", nap)
     again = Instance.create(config(instance=of(straggler)))
     again.remove()
     again.close()
@@ -374,12 +382,18 @@ def test_a_process_that_never_lets_go_of_a_dead_instance_is_an_error_that_names_
 
 
 def test_a_live_instance_is_refused_at_once(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(seconds: float) -> None:
-        raise AssertionError(f"slept for {seconds} s")
+    attach, looks = Instance.attach, list[str]()
 
-    monkeypatch.setattr(time, "sleep", never)
-    with pytest.raises(InstanceRunning, match="is running already"):
+    def look(name: str) -> Instance:
+        looks.append(name)
+        return attach(name)
+
+    monkeypatch.setattr(Instance, "attach", look)
+    before = locks()
+    with pytest.raises(InstanceRunning, match="is running already") as refused:
         Instance.create(instance.config)
+    assert locks() == before, f"while {refused!r} is held"
+    assert len(looks) == 2, "once to see whether it is worth waiting, once to say whose it is"
 
 
 def test_nothing_is_made_or_removed_while_another_has_the_register(

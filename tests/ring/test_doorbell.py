@@ -1,12 +1,16 @@
 """A doorbell's name: whose it is, who takes it over, and what goes with it."""
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from outfeed.ring import Doorbell, Owner, segment
-from outfeed.ring._core import lib
+from outfeed.ring import Doorbell, LaneOwned, Owner, RingClosed, segment
+from outfeed.ring._core import ffi, lib
+
+from tests.limits import locks
 
 SHM = Path("/dev/shm")
 
@@ -67,3 +71,38 @@ def test_a_doorbell_that_is_taken_over_has_a_new_owner(name: str, found: str) ->
     with Doorbell.create(name):
         assert owner_of(path) == Owner.me()
     assert not path.exists()
+
+
+def test_who_is_refused_or_has_closed_its_doorbell_keeps_none_in_use(name: str) -> None:
+    before = locks()
+    bell = Doorbell.create(name)
+    mine = locks()
+    assert mine > before
+    with pytest.raises(LaneOwned) as refused:
+        Doorbell.create(name)
+    assert locks() == mine, f"while {refused!r} is held, with all that was made"
+    bell.close()
+    assert locks() == before
+    with pytest.raises(RingClosed, match=f"'{name}' is closed"):
+        bell.ring()
+
+
+def test_a_doorbell_without_memory_leaves_no_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = {one: getattr(lib, one) for one in dir(lib)}
+    without = SimpleNamespace(**{**core, "bell_open": lambda *_: ffi.NULL})
+    monkeypatch.setattr("outfeed.ring.doorbell.lib", without)
+    with pytest.raises(MemoryError, match=name):
+        Doorbell.create(name)
+    assert not (SHM / name).exists()
+
+
+def test_a_forked_child_that_closes_its_copy_leaves_its_parents_doorbell(name: str) -> None:
+    with Doorbell.create(name) as bell:
+        child = multiprocessing.get_context("fork").Process(target=bell.close)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert (SHM / name).exists()
+        assert segment.in_use(name)
+        bell.ring()
+    assert not (SHM / bell.name).exists()
