@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
 
@@ -26,6 +27,15 @@ def test_the_living_and_the_dead_are_told_apart_without_a_file() -> None:
     with no_more_files():
         assert not child.alive()
     assert not child.alive()
+
+
+def test_a_process_that_has_ended_is_nobody_reaped_or_not() -> None:
+    ending = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ending.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
+    assert Path(f"/proc/{ending.pid}/stat").exists()
+    assert Owner.of(ending.pid) is None
+    ending.wait()
+    assert Owner.of(ending.pid) is None
 
 
 def test_who_ends_while_it_is_looked_up_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

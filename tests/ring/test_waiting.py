@@ -294,8 +294,9 @@ def test_a_second_thread_is_refused(make_ring: MakeRing, bell: Doorbell) -> None
     thread = threading.Thread(target=lambda: wait([consumer], 1.0))
     thread.start()
     until("the reader to park", lambda: ring.stats().consumers[0].parks > parks)
-    with pytest.raises(ConsumerBusy):
-        consumer.read()
+    for refused_too in (consumer.read, consumer.release, consumer.tails, consumer.close, ring.close):
+        with pytest.raises(ConsumerBusy, match="consumer 0 or its doorbell: another thread"):
+            refused_too()
     with pytest.raises(ConsumerBusy):
         wait([consumer], 1.0)
     bell.ring()
@@ -322,6 +323,7 @@ def test_a_consumer_keeps_the_doorbell_that_it_was_made_with(
     first = Doorbell.create(f"{name}.bell-first")
     consumer = make_ring().consumer(0, first)
     kept = weakref.ref(first._bell)
+    assert consumer.doorbell is first
     consumer.doorbell = bell
     first.close()
     del first
