@@ -1,5 +1,6 @@
 """One lane's life: frames in, frames out, around the end, full, and at every boundary size."""
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -126,6 +127,28 @@ def test_reserve_fill_commit(make_ring: MakeRing, bell: Doorbell) -> None:
     writer.cancel()
     writer.write(1, b"after")
     assert [bytes(body) for _, _, body in consumer.read()] == [b"after"]
+
+
+def test_a_reservation_goes_on_after_each_signal_for_what_is_left_of_its_time(
+    make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def interrupted(_handle: object, _size: int, timeout_ns: int, _offset: object) -> int:
+        asked.append(timeout_ns / 1e9)
+        return lib.RING_INTERRUPTED if timeout_ns else lib.RING_FULL  # type: ignore[no-any-return]
+
+    writer, seconds = make_ring().writer(0), itertools.count(0, 25)
+    core = {name: getattr(lib, name) for name in dir(lib)}
+    monkeypatch.setattr("outfeed.ring.writer.lib", SimpleNamespace(**{**core, "writer_reserve": interrupted}))
+    clock = SimpleNamespace(monotonic_ns=lambda: next(seconds) * 10**9)
+    monkeypatch.setattr("outfeed.ring.writer.time", clock)
+    with pytest.raises(RingFull, match="no room for 8 bytes after waiting 60 s"):
+        writer.reserve(8, timeout=60.0)
+    assert asked == [60, 35, 10, 0]
+    with pytest.raises(RingFull, match="no room for 8 bytes;"):
+        writer.reserve(8)
+    assert asked[4:] == [0]
 
 
 def test_lanes_take_turns_and_upto_stops_at_the_tails(make_ring: MakeRing, bell: Doorbell) -> None:
