@@ -129,6 +129,20 @@ def test_reserve_fill_commit(make_ring: MakeRing, bell: Doorbell) -> None:
     assert [bytes(body) for _, _, body in consumer.read()] == [b"after"]
 
 
+def test_a_reservation_is_of_any_size_that_a_frame_may_have(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring(capacity=4096)
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    for reserved, used in ((0, 0), (writer.max_frame, writer.max_frame), (1, 0)):
+        view = writer.reserve(reserved)
+        assert len(view) == reserved
+        writer.commit(1, used)
+    assert [len(body) for _, _, body in consumer.read()] == [0, 1024, 0]
+    for size in (1025, 1 << 70):
+        with pytest.raises(FrameTooLarge, match=f"a frame of {size} bytes; at most 1024 fit"):
+            writer.reserve(size)
+    writer.write(1, b"none is open")
+
+
 def test_a_reservation_goes_on_after_each_signal_for_what_is_left_of_its_time(
     make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

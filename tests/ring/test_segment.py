@@ -267,6 +267,14 @@ def test_what_is_made_while_a_stale_one_is_removed_stays(
     new[0].close()
 
 
+def test_what_another_one_removed_meanwhile_is_not_reported(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment.create(name, 4096, nothing).close()
+    monkeypatch.setattr(fcntl, "flock", lambda *_: segment.unlink(name))
+    assert segment.sweep(name) == []
+
+
 def test_another_processs_exit_unlinks_nothing_and_warns_of_nothing(make_ring: MakeRing) -> None:
     ring = make_ring()
     script = (
