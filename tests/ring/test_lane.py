@@ -232,6 +232,16 @@ def test_what_cannot_be_claimed_says_why(
             attempt()
 
 
+def test_what_nobody_holds_any_more_is_free(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    kept = writer.native.memory, consumer.read()
+    del writer, consumer
+    ring.writer(0).write(1, b"from the next one")
+    assert [tag for _, tag, _ in ring.consumer(0, bell).read()] == [1]
+    del kept
+
+
 def test_unreleased_frames_come_again_and_released_ones_do_not(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring()
     writer, consumer = ring.writer(0), ring.consumer(0, bell)
