@@ -1,14 +1,11 @@
 """Segments: whole or not at all, private, with all their pages, unlinked by no bystander, swept if stale."""
 
-import errno
 import fcntl
 import mmap
 import os
-import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,17 +19,15 @@ from outfeed.ring import (
     NoRoom,
     NoSharedMemory,
     NotARing,
-    NotOurs,
     OtherNamespace,
     Ring,
-    RingError,
     WrongVersion,
     instance,
     segment,
 )
 from outfeed.ring.owner import space
 
-from tests.limits import no_more_files, open_files
+from tests.limits import locks, open_files
 
 MakeRing = Callable[..., Ring]
 SHM = Path("/dev/shm")
@@ -57,8 +52,10 @@ def test_mode_and_pages(make_ring: MakeRing) -> None:
 
 def test_a_name_is_taken_once(make_ring: MakeRing) -> None:
     ring = make_ring()
-    with pytest.raises(FileExistsError):
+    before = locks()
+    with pytest.raises(FileExistsError) as refused:
         Ring.create(ring.name, lanes=1, consumers=1, capacity=4096)
+    assert locks() == before, f"while {refused!r} is held"
     other = Ring.attach(ring.name)
     assert (other.lanes, other.consumers, other.capacity) == (1, 1, 4096)
     other.close()
@@ -91,32 +88,6 @@ def test_what_just_fits_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     segment.create(name, 4096, nothing).close()
     with pytest.raises(NoRoom, match="needs 4097 bytes"):
         segment.create(f"{name}.larger", 4097, nothing)
-
-
-def test_a_limit_of_this_process_is_not_taken_for_a_small_or_missing_shm(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with no_more_files(), pytest.raises(OSError, match="Too many open files"):
-        segment.create(name, 4096, nothing)
-
-    def too_large(*_: object) -> None:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-    monkeypatch.setattr(os, "posix_fallocate", too_large)
-    with pytest.raises(OSError, match="File too large"):
-        segment.create(name, 4096, nothing)
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, PermissionError])
-def test_a_folder_that_cannot_be_opened_says_why(
-    monkeypatch: pytest.MonkeyPatch, error: type[OSError]
-) -> None:
-    def refuse(*_: object) -> int:
-        raise error(1, "for this reason")
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(NoSharedMemory, match=r"cannot be opened \(for this reason\)"):
-        segment.folder()
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["missing", "no tmpfs"])
@@ -158,6 +129,17 @@ def test_odd_geometry_is_refused_with_the_limits(
     assert not (SHM / name).exists()
 
 
+@pytest.mark.parametrize(
+    ("lanes", "consumers", "capacity"), [(256, 1, 4096), (1, 256, 4096), (1, 1, 1 << 30)]
+)
+def test_a_geometry_at_the_limits_is_none_too_large(
+    name: str, monkeypatch: pytest.MonkeyPatch, lanes: int, consumers: int, capacity: int
+) -> None:
+    monkeypatch.setattr(segment, "free_bytes", lambda: 0)
+    with pytest.raises(NoRoom):
+        Ring.create(name, lanes=lanes, consumers=consumers, capacity=capacity)
+
+
 @pytest.mark.parametrize("bad", ["", "a/b", "../x", ".hidden", "a b", "é", "x" * 201])
 def test_odd_names_are_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="segment name"):
@@ -168,8 +150,9 @@ def test_what_is_no_ring_says_what_it_is(name: str) -> None:
     with pytest.raises(FileNotFoundError):
         Ring.attach(name)
     (SHM / name).touch(mode=0o600)
-    with pytest.raises(NotARing, match="0 bytes"):
+    with pytest.raises(NotARing, match="0 bytes") as refused:
         Ring.attach(name)
+    assert not segment.in_use(name), f"while {refused!r} is held"
     (SHM / name).write_bytes(b"not a ring, but long enough to be one" * 1000)
     with pytest.raises(NotARing, match=r"starts with 0x") as refused:
         Ring.attach(name)
@@ -178,44 +161,6 @@ def test_what_is_no_ring_says_what_it_is(name: str) -> None:
     (SHM / name).write_bytes(b"short")
     with pytest.raises(NotARing):
         Ring.attach(name)
-
-
-def a_link(path: Path) -> None:
-    path.symlink_to("/etc/hostname")
-
-
-def a_link_to_nothing(path: Path) -> None:
-    path.symlink_to(path.name + "-nothing")
-
-
-def a_folder(path: Path) -> None:
-    path.mkdir(mode=0o700)
-
-
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path, 0o600)
-
-
-def a_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
-    path.chmod(0o600)
-
-
-@pytest.mark.parametrize("make", [a_link, a_link_to_nothing, a_folder, a_pipe, a_socket])
-def test_what_is_no_plain_file_is_no_segment_and_is_not_waited_for(
-    name: str, make: Callable[[Path], None]
-) -> None:
-    path = SHM / name
-    make(path)
-    try:
-        with pytest.raises(NotARing, match=f"{name}.*is not a file"):
-            Ring.attach(name)
-        if make is not a_pipe:  # which goes like a damaged file
-            with pytest.raises(RingError, match=f"{name} is neither free nor a doorbell"):
-                Doorbell.create(name)
-    finally:
-        path.rmdir() if make is a_folder else path.unlink()
 
 
 def test_another_versions_ring_says_both_versions(make_ring: MakeRing) -> None:
@@ -435,52 +380,6 @@ def test_a_segment_removed_while_it_is_attached_is_not_there(
     monkeypatch.setattr(where, what, remove_then_go_on)
     with pytest.raises(FileNotFoundError, match="removed"):
         segment.attach(name)
-
-
-def test_a_segment_that_may_not_even_be_opened_says_whose_it_is(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (SHM / name).touch(mode=0o600)
-
-    def refuse(*_: object) -> int:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(NotOurs, match=f"'{name}' is of user {os.geteuid()}, mode 0600"):
-        segment.attach(name)
-    assert segment.in_use(name), "for all that can be told"
-    assert not segment.discard(name)
-
-
-def test_who_cannot_have_a_segment_keeps_no_file_open(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "LONGEST_LOCK_S", 0.0)
-    path, before = SHM / name, open_files()
-    with pytest.raises(NoRoom):
-        segment.create(name, 1 << 60, nothing)
-    for mode, how, error in (
-        (0o644, fcntl.LOCK_SH, NotOurs),
-        (0o600, fcntl.LOCK_SH, NotARing),
-        (0o600, fcntl.LOCK_EX, LockHeld),
-    ):
-        path.touch()
-        path.chmod(mode)
-        with path.open() as held:
-            fcntl.flock(held, how)
-            with pytest.raises(error):
-                segment.attach(name)
-            with pytest.raises(FileExistsError):
-                segment.create(name, 4096, nothing)
-            assert not segment.discard(name)
-        assert segment.discard(name)
-    assert open_files() == before
-
-
-def test_a_lock_that_is_given_up_soon_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    segment.create(name, 4096, nothing).close()
-    with open(SHM / name) as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(held, fcntl.LOCK_UN))
-        segment.attach(name).close()
 
 
 def test_views_outlive_the_ring_they_came_from(make_ring: MakeRing, bell: Doorbell) -> None:
