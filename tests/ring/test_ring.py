@@ -31,6 +31,23 @@ def test_a_ring_that_is_closed_gives_back_what_somebody_still_holds(
             call()
 
 
+def test_a_writer_lets_go_of_the_doorbells_that_it_rang(make_ring: MakeRing, bell: Doorbell) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(bell.name)
+
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    before = mapped()
+    with Path("/dev/shm", ring.name).open("r+b") as file:
+        file.seek(4096 + 512)
+        file.write(b"\x01")  # as if the consumer slept
+    writer.write(1, b"")
+    assert mapped() == before + 1
+    del writer
+    assert mapped() == before
+    assert len(consumer.read()) == 1
+
+
 def test_a_lane_is_sound_until_somebody_found_it_corrupt(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring(lanes=2)
     consumer = ring.consumer(0, bell)
