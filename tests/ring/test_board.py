@@ -18,6 +18,7 @@ from outfeed.ring import Doorbell, Ring, segment
 from outfeed.ring.board import COUNTERS, Board, InstanceConfig, Phase, Role, State
 from outfeed.ring.errors import BadCapacity, LockHeld, NoRoom, NotARing, OtherNamespace, WrongVersion
 from outfeed.ring.instance import (
+    LOOK_EVERY_NS,
     Instance,
     InstanceGone,
     InstanceRunning,
@@ -434,8 +435,9 @@ def test_who_asks_for_an_instance_where_none_runs_is_told_so(monkeypatch: pytest
 def test_an_instance_that_names_no_launcher_is_gone(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = Instance.attach(instance.name)
+    seen, before = Instance.attach(instance.name), time.monotonic_ns()
     assert seen.alive
+    assert before + LOOK_EVERY_NS <= seen._look_again <= time.monotonic_ns() + LOOK_EVERY_NS
     seen.board._words[LAUNCHER] = 0
     with pytest.raises(InstanceGone, match="is dead"):
         Instance.attach(instance.name)
@@ -461,10 +463,11 @@ def test_a_launcher_lets_go_of_the_rings_once_others_have_them(instance: Instanc
     names = [name for name in leftovers(instance.name) if name != board]
     assert len(names) == 5
     assert all(map(segment.in_use, names))
+    inodes = {str(Path("/dev/shm", name).stat().st_ino) for name in names}
     instance.close() if board_too else instance.close_rings()
     until("the rings to be free", lambda: not any(map(segment.in_use, names)))
-    mapped = Path("/proc/self/maps").read_text()
-    assert not [name for name in names if name in mapped]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert not inodes & {line.split()[4] for line in maps if " /dev/shm/" in line}
     if not board_too:
         assert segment.in_use(board)
 
