@@ -57,6 +57,12 @@ def test_a_timeout_is_finite_and_not_negative(ring: Ring, timeout: float) -> Non
         writer.reserve(1, timeout=timeout)
 
 
+def test_a_timeout_may_be_an_hour(ring: Ring) -> None:
+    writer = ring.writer(0)
+    writer.write(1, b"", timeout=3600)
+    writer.reserve(1, timeout=3600)
+
+
 def test_a_call_must_be_one(ring: Ring) -> None:
     writer: Any = ring.writer(0)
     with pytest.raises(TypeError, match="needs a tag"):

@@ -10,7 +10,7 @@ import pytest
 from outfeed.ring import Doorbell, Ring, consumer, ring, segment, writer
 
 from tests.interrupted import interrupted
-from tests.limits import open_files
+from tests.limits import locks, open_files
 
 MakeRing = Callable[..., Ring]
 
@@ -72,3 +72,13 @@ def test_what_was_being_reserved_holds_up_no_later_write(make_ring: MakeRing) ->
     assert line > 10
     assert len(got[0]) == 100
     lane.commit(2, 100)
+
+
+def test_a_ring_that_was_being_attached_is_not_in_use(make_ring: MakeRing) -> None:
+    name, got, line = make_ring().name, list[Ring](), 1
+    before = locks()
+    while interrupted(lambda: got.append(Ring.attach(name)), line, ring, segment):
+        line += 1
+    assert line > 10
+    got[0].close()
+    assert locks() == before

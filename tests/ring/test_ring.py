@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from outfeed.ring import CorruptLane, Doorbell, Owner, Ring, RingClosed, RingFull
+from outfeed.ring import CorruptLane, Doorbell, Owner, Ring, RingClosed, RingFull, segment
 
 MakeRing = Callable[..., Ring]
 
@@ -29,6 +29,25 @@ def test_a_ring_that_is_closed_gives_back_what_somebody_still_holds(
     ):
         with pytest.raises(RingClosed, match="closed, or this process was forked"):
             call()
+
+
+def test_what_a_with_statement_has_is_closed_at_its_end(name: str, bell: Doorbell) -> None:
+    with Ring.create(name, lanes=1, consumers=1, capacity=4096) as ring:
+        for _ in range(2):
+            with ring.writer(0) as writer, ring.consumer(0, bell) as consumer:
+                writer.write(1, b"")
+                assert len(consumer.read()) == 1
+                consumer.release()
+            with pytest.raises(RingClosed):
+                writer.write(1, b"")
+            with pytest.raises(RingClosed):
+                consumer.read()
+    with pytest.raises(RingClosed, match=f"ring '{name}' is closed"):
+        ring.stats()
+    assert not segment.in_use(name)
+    for _ in range(2):
+        ring.unlink()
+        assert segment.listed(name) == [bell.name]
 
 
 def test_a_writer_lets_go_of_the_doorbells_that_it_rang(make_ring: MakeRing, bell: Doorbell) -> None:
