@@ -49,8 +49,8 @@ def test_who_ends_while_it_is_looked_up_is_nobody(monkeypatch: pytest.MonkeyPatc
             return file
 
         monkeypatch.setattr("outfeed.ring.owner.open", end_it, raising=False)
-        assert not child.alive()
         assert Owner.of(child.pid) is None
+        assert not child.alive()
 
 
 @pytest.mark.parametrize("word", [1, 1 << 42, (1 << 64) - 1, 0x0123456789ABCDEF])
