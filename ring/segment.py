@@ -43,6 +43,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 _POPULATE_UP_TO = 256 << 20
 LONGEST_LOCK_S = 10.0
 _LOCK_AGAIN_S = 0.005
+_LOOKS = 200  # 1 s: a look is a moment, but who looks may have to wait for a core
 _NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # opening a link, a folder, a socket
 
 
@@ -238,6 +239,14 @@ def listed(prefix: str) -> list[str]:
         os.close(shm)
 
 
+def _locked(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _lock_if_stale(name: str) -> int | None:
     """Return a descriptor that locks `name` against all; None if it is in use, another user's or no file."""
     try:
@@ -249,11 +258,18 @@ def _lock_if_stale(name: str) -> int | None:
             raise
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_uid == os.geteuid():
-            return fd
-    except BlockingIOError:
-        pass
+        for _ in range(_LOOKS):
+            if _locked(fd, fcntl.LOCK_EX):
+                if os.fstat(fd).st_uid == os.geteuid():
+                    return fd
+                break
+            if _locked(fd, fcntl.LOCK_SH) and not _locked(fd, fcntl.LOCK_EX):
+                break
+            # Whoever keeps a user's lock from it looks, too, as who waits for an instance does often.
+            time.sleep(_LOCK_AGAIN_S)
+    except BaseException:
+        os.close(fd)
+        raise
     os.close(fd)
     return None
 

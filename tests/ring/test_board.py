@@ -352,9 +352,8 @@ def test_a_dead_instance_is_nobodys_once_the_last_process_let_go_of_it(straggler
     assert instance not in sweep_dead()
     assert Path("/dev/shm", board).exists()
     straggler.close()
-    assert instance not in running()
-    sweep_dead()
-    assert leftovers(instance) == []
+    until("nobody to have it", lambda: instance not in running())
+    until("it to be swept", lambda: (sweep_dead(), leftovers(instance))[1] == [])
 
 
 def test_a_start_waits_for_processes_that_notice_later_that_their_launcher_is_dead(

@@ -114,6 +114,7 @@ def test_a_segment_that_may_not_even_be_opened_says_whose_it_is(
 
 def test_who_cannot_have_a_segment_keeps_no_file_open(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "LONGEST_LOCK_S", 0.0)
+    monkeypatch.setattr(segment, "_LOOKS", 1)
     path, before = SHM / name, open_files()
     with pytest.raises(NoRoom):
         segment.create(name, 1 << 60, nothing)

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -210,6 +211,21 @@ def test_what_is_made_while_a_stale_one_is_removed_stays(
     assert not segment.discard(ring.name)
     assert (SHM / ring.name).exists()
     new[0].close()
+
+
+@pytest.mark.parametrize("ask", ["in use", "sweep"])
+def test_who_only_looks_whether_a_segment_is_stale_is_not_taken_for_its_user(
+    name: str, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    """It locks what is stale, for a moment. A scheduler that waits for its instance looks again and again."""
+    segment.create(name, 4096, nothing).close()
+    with open(SHM / name) as looker:
+        fcntl.flock(looker, fcntl.LOCK_EX)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looker, fcntl.LOCK_UN))
+        if ask == "in use":
+            assert not segment.in_use(name)
+        else:
+            assert segment.sweep(name) == [name]
 
 
 def test_what_another_one_removed_meanwhile_is_not_reported(
