@@ -258,11 +258,10 @@ def _lock_if_stale(name: str) -> int | None:
             raise
         return None
     try:
-        for _ in range(_LOOKS):
+        looks = _LOOKS if os.fstat(fd).st_uid == os.geteuid() else 0
+        for _ in range(looks):
             if _locked(fd, fcntl.LOCK_EX):
-                if os.fstat(fd).st_uid == os.geteuid():
-                    return fd
-                break
+                return fd
             if _locked(fd, fcntl.LOCK_SH) and not _locked(fd, fcntl.LOCK_EX):
                 break
             # Whoever keeps a user's lock from it looks, too, as who waits for an instance does often.
