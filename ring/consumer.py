@@ -42,17 +42,17 @@ class Consumer(Reader):
     )
 
     def __init__(
-        self, segment: Segment, lanes: int, index: int, doorbell: Doorbell, handle: Any, memory: memoryview
+        self, segment: Segment, lanes: int, index: int, doorbell: Doorbell, held: Any, memory: memoryview
     ) -> None:
         self.index = index
         self.lanes = lanes
         self.doorbell = doorbell
         self._segment = segment
         self._tails = ffi.new("uint64_t[]", lanes)
-        self._handle = handle
+        self._handle = held[0]
         bell = doorbell._bell
-        kept = handle, bell, doorbell._base
-        self._bind(_CALLS, address(handle), address(bell), kept, memory.toreadonly(), lanes)
+        kept = held, bell, doorbell._base
+        self._bind(_CALLS, address(self._handle), address(bell), kept, memory.toreadonly(), lanes)
 
     def tails(self) -> list[int]:
         """Return each lane's position now, for `read(upto=...)`: what is published later lies beyond."""
@@ -76,10 +76,6 @@ class Consumer(Reader):
         """Give the cursor back; it goes on holding writers at what is not released. Twice is fine."""
         if lib.reader_close(self._handle) == lib.RING_BUSY:
             self._refuse(lib.RING_BUSY)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            lib.reader_close(self._handle)
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ Knows the segment, who owns what in it, and take-over; must not know what travel
 import mmap
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn, Self
 
 from . import segment
@@ -61,6 +62,20 @@ def _refuse_header(name: str, size: int, code: int, found: Any) -> NoReturn:
         f"segment {name!r} ({size} bytes) has a ring's header that does not add up: lanes {found[1]}, "
         f"consumers {found[2]}, capacity {found[3]}; remove the segment and start its instance again"
     )
+
+
+def _drop(close: Callable[[Any], int], free: Callable[[Any], None], _: memoryview, place: Any) -> None:
+    if place[0] != ffi.NULL:
+        close(place[0])
+        free(place[0])
+
+
+def _held(kind: str, close: Callable[[Any], int], free: Callable[[Any], None], memory: memoryview) -> Any:
+    """Make the place for a handle that C is to claim, in `memory`, which stays mapped as long.
+
+    Who drops it gives back what was claimed: a Ctrl-C on the handle's way to its user leaves nothing taken.
+    """
+    return ffi.gc(ffi.new(kind), partial(_drop, close, free, memory))
 
 
 class Ring:
@@ -156,20 +171,16 @@ class Ring:
         self._open()
         if not 0 <= lane < self.lanes:
             raise IndexError(f"ring {self.name!r} has lanes 0 to {self.lanes - 1}, not {lane}")
-        handle = ffi.NULL
+        held = _held("lane_writer **", lib.writer_close, lib.writer_free, self._memory)
 
         def claim(expected: int, mine: int) -> int:
-            nonlocal handle
-            out = ffi.new("lane_writer **")
-            code = lib.writer_claim(self._ring, lane, expected, mine, out)
-            if out[0] != ffi.NULL:
-                handle = ffi.gc(out[0], lib.writer_free)
+            code = lib.writer_claim(self._ring, lane, expected, mine, held)
             if code == lib.RING_CORRUPT:
-                raise CorruptLane(self.name, lane, lib.writer_fault(handle))
+                raise CorruptLane(self.name, lane, lib.writer_fault(held[0]))
             return int(code)
 
         self._claim(f"lane {lane}", lambda: int(lib.lane_owner(self._ring, lane)), claim)
-        writer = LaneWriter(self._segment, lane, self.capacity // 4, handle, self._memory)
+        writer = LaneWriter(self._segment, lane, self.capacity // 4, held, self._memory)
         self._handles.add(writer)
         return writer
 
@@ -183,19 +194,14 @@ class Ring:
         """
         self._open()
         self._check_index(index)
-        handle = ffi.NULL
+        held = _held("lane_reader **", lib.reader_close, lib.reader_free, self._memory)
+        bell = doorbell.name.encode()
 
         def claim(expected: int, mine: int) -> int:
-            nonlocal handle
-            out = ffi.new("lane_reader **")
-            bell = doorbell.name.encode()
-            code = lib.reader_claim(self._ring, index, expected, mine, bell, out)
-            if code == 0:
-                handle = ffi.gc(out[0], lib.reader_free)
-            return int(code)
+            return int(lib.reader_claim(self._ring, index, expected, mine, bell, held))
 
         self._claim(f"consumer {index}", lambda: int(lib.consumer_owner(self._ring, index)), claim)
-        consumer = Consumer(self._segment, self.lanes, index, doorbell, handle, self._memory)
+        consumer = Consumer(self._segment, self.lanes, index, doorbell, held, self._memory)
         self._handles.add(consumer)
         return consumer
 

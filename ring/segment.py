@@ -43,6 +43,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 _POPULATE_UP_TO = 256 << 20
 LONGEST_LOCK_S = 10.0
 _LOCK_AGAIN_S = 0.005
+_LOOKS = 200  # 1 s: a look is a moment, but who looks may have to wait for a core
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # opening a link, a folder, a socket
 
 
 def _path(name: str) -> str:
@@ -75,14 +77,19 @@ class Segment:
     """
 
     __slots__ = ("__weakref__", "_drop", "_fd", "memory", "name", "size")
+    memory: mmap.mmap
+    size: int
 
     def __init__(self, name: str, fd: int) -> None:
+        # From here on nothing else closes it: by a second time the number may be another file's.
+        self._drop = weakref.finalize(self, _let_go, fd, os.getpid())
         self.name = name
         self._fd = fd
-        self.size = os.fstat(fd).st_size
+
+    def _map(self) -> None:
+        self.size = os.fstat(self._fd).st_size
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if self.size <= _POPULATE_UP_TO else 0)
-        self.memory = mmap.mmap(fd, self.size, flags=flags)
-        self._drop = weakref.finalize(self, _let_go, fd, os.getpid())
+        self.memory = mmap.mmap(self._fd, self.size, flags=flags)
 
     def has_name(self) -> bool:
         """Whether the segment still has a name: nobody has removed it. Not to be asked of a closed one."""
@@ -157,14 +164,11 @@ def create(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
     """
     path = _path(name)
     fd = _nameless()
+    segment = Segment(name, fd)
     try:
         _reserve(name, fd, size)
         fcntl.flock(fd, fcntl.LOCK_SH)
-        segment = Segment(name, fd)
-    except BaseException:
-        os.close(fd)
-        raise
-    try:
+        segment._map()
         fill(segment.memory)
         shm = folder()
         try:
@@ -172,10 +176,11 @@ def create(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
             os.link(f"/proc/self/fd/{fd}", path, dst_dir_fd=shm, follow_symlinks=True)
         finally:
             os.close(shm)
+        return segment
     except BaseException:
+        segment.unlink()  # a Ctrl-C may come when it has its name already
         segment.close()
         raise
-    return segment
 
 
 def attach(name: str) -> Segment:
@@ -189,6 +194,11 @@ def attach(name: str) -> Segment:
         fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
         raise _not_ours(name, os.stat(_path(name), follow_symlinks=False)) from None
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise NotARing(f"segment {name!r} is not a file ({error.strerror})") from None
+    segment = Segment(name, fd)
     try:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -199,9 +209,10 @@ def attach(name: str) -> Segment:
             raise NotARing(f"segment {name!r} is not a file with anything in it ({found.st_size} bytes)")
         if found.st_nlink == 0:
             raise FileNotFoundError(errno.ENOENT, "segment was removed while it was being attached", name)
-        return Segment(name, fd)
+        segment._map()
+        return segment
     except BaseException:
-        os.close(fd)
+        segment.close()
         raise
 
 
@@ -228,18 +239,36 @@ def listed(prefix: str) -> list[str]:
         os.close(shm)
 
 
+def _locked(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _lock_if_stale(name: str) -> int | None:
-    """Return a descriptor that locks `name` against all; None when it is in use, another user's or gone."""
+    """Return a descriptor that locks `name` against all; None if it is in use, another user's or no file."""
     try:
         fd = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
         return None
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_uid == os.geteuid():
-            return fd
-    except BlockingIOError:
-        pass
+        looks = _LOOKS if os.fstat(fd).st_uid == os.geteuid() else 0
+        for _ in range(looks):
+            if _locked(fd, fcntl.LOCK_EX):
+                return fd
+            if _locked(fd, fcntl.LOCK_SH) and not _locked(fd, fcntl.LOCK_EX):
+                break
+            # Whoever keeps a user's lock from it looks, too, as who waits for an instance does often.
+            time.sleep(_LOCK_AGAIN_S)
+    except BaseException:
+        os.close(fd)
+        raise
     os.close(fd)
     return None
 

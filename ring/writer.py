@@ -61,15 +61,13 @@ class LaneWriter(Writer):
 
     __slots__ = ("__weakref__", "_handle", "_memory", "_offset", "_segment", "lane", "max_frame")
 
-    def __init__(
-        self, segment: "Segment", lane: int, max_frame: int, handle: Any, memory: memoryview
-    ) -> None:
+    def __init__(self, segment: "Segment", lane: int, max_frame: int, held: Any, memory: memoryview) -> None:
         self.lane = lane
         self.max_frame = max_frame
         self._segment = segment
         self._memory = memory
-        self._handle = handle
-        self._bind(_WRITE, address(handle), (handle, memory))
+        self._handle = held[0]
+        self._bind(_WRITE, address(self._handle), (held, memory))
         self._offset = ffi.new("uint64_t *")
 
     @property
@@ -82,9 +80,8 @@ class LaneWriter(Writer):
         handle = int(ffi.cast("uintptr_t", self._handle))
         return NativeLane(handle, reserve, commit, cancel, self._memory, self._refuse)
 
-    def _until(self, timeout: float, call: Callable[[int], int]) -> int:
+    def _until(self, left: int, call: Callable[[int], int]) -> int:
         """Make a C call that may wait, again after each signal (handlers run here), until time is up."""
-        left = nanoseconds(timeout)
         if left == 0:
             return call(0)
         deadline = time.monotonic_ns() + left
@@ -104,11 +101,16 @@ class LaneWriter(Writer):
             raise ValueError(f"size {size}: expected 0 to {self.max_frame} bytes")
         if size > self.max_frame:
             self._refuse(lib.RING_TOO_LARGE, 0, size, timeout)
-        code = self._until(timeout, lambda ns: lib.writer_reserve(self._handle, size, ns, self._offset))
-        if code != 0:
-            self._refuse(code, 0, size, timeout)
-        start = self._offset[0]
-        return self._memory[start : start + size]
+        left = nanoseconds(timeout)
+        try:
+            code = self._until(left, lambda ns: lib.writer_reserve(self._handle, size, ns, self._offset))
+            if code == 0:
+                start = self._offset[0]
+                return self._memory[start : start + size]
+        except BaseException:
+            lib.writer_cancel(self._handle)  # what a signal's handler raised: nobody has the view
+            raise
+        return self._refuse(code, 0, size, timeout)
 
     def commit(self, tag: int, size: int) -> None:
         """Publish the first `size` bytes of the reservation as one frame.
@@ -161,10 +163,6 @@ class LaneWriter(Writer):
         """Give the lane back. Closing twice is fine; WriterBusy while another thread writes."""
         if lib.writer_close(self._handle) == lib.RING_BUSY:
             self._refuse(lib.RING_BUSY, 0, 0, 0.0)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            lib.writer_close(self._handle)
 
     def __enter__(self) -> Self:
         return self

@@ -263,8 +263,11 @@ int writer_claim(const ring *r, uint32_t lane, uint64_t expected, uint64_t mine,
     w->body_at = NONE;
     w->owner = mine;
     guard_init(&w->guard);
+    if (!claim_owner(&w->shared->owner, expected, mine)) {
+        free(w);
+        return RING_OWNED;
+    }
     *out = w; /* also on a fault, which the caller asks it about */
-    if (!claim_owner(&w->shared->owner, expected, mine)) return RING_OWNED;
     int rc = adopt(w, expected);
     if (rc != RING_OK) claim_owner(&w->shared->owner, mine, 0);
     return rc;

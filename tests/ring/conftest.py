@@ -33,7 +33,8 @@ def make_ring(name: str) -> Iterator[Callable[..., Ring]]:
     made: list[Ring] = []
 
     def make(lanes: int = 1, consumers: int = 1, capacity: int = 4096) -> Ring:
-        ring = Ring.create(f"{name}.r{len(made)}", lanes=lanes, consumers=consumers, capacity=capacity)
+        # Without a dot it is no instance's, which a start in another test would sweep once it is closed.
+        ring = Ring.create(f"{name}-r{len(made)}", lanes=lanes, consumers=consumers, capacity=capacity)
         made.append(ring)
         return ring
 

@@ -57,6 +57,12 @@ def test_a_timeout_is_finite_and_not_negative(ring: Ring, timeout: float) -> Non
         writer.reserve(1, timeout=timeout)
 
 
+def test_a_timeout_may_be_an_hour(ring: Ring) -> None:
+    writer = ring.writer(0)
+    writer.write(1, b"", timeout=3600)
+    writer.reserve(1, timeout=3600)
+
+
 def test_a_call_must_be_one(ring: Ring) -> None:
     writer: Any = ring.writer(0)
     with pytest.raises(TypeError, match="needs a tag"):
@@ -126,7 +132,9 @@ def test_a_closed_ring_says_so(ring: Ring, bell: Doorbell) -> None:
             call()
 
 
-@pytest.mark.parametrize("spin", [-1.0, 1.0, float("nan")])
+@pytest.mark.parametrize("spin", [-1e-9, 0.0101, float("nan")])
 def test_a_spin_is_short(name: str, spin: float) -> None:
     with pytest.raises(ValueError, match=r"expected 0 to 0\.01 seconds"):
         Doorbell.create(f"{name}.spin", longest_spin=spin)
+    for longest in (0.0, 0.01):
+        Doorbell.create(f"{name}.spin", longest_spin=longest).close()

@@ -1,8 +1,10 @@
 """One lane's life: frames in, frames out, around the end, full, and at every boundary size."""
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from outfeed.ring import (
     WriterBusy,
     wait,
 )
+from outfeed.ring._core import lib
 
 from tests.finalizer import collected
 
@@ -126,6 +129,42 @@ def test_reserve_fill_commit(make_ring: MakeRing, bell: Doorbell) -> None:
     assert [bytes(body) for _, _, body in consumer.read()] == [b"after"]
 
 
+def test_a_reservation_is_of_any_size_that_a_frame_may_have(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring(capacity=4096)
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    for reserved, used in ((0, 0), (writer.max_frame, writer.max_frame), (1, 0)):
+        view = writer.reserve(reserved)
+        assert len(view) == reserved
+        writer.commit(1, used)
+    assert [len(body) for _, _, body in consumer.read()] == [0, 1024, 0]
+    for size in (1025, 1 << 70):
+        with pytest.raises(FrameTooLarge, match=f"a frame of {size} bytes; at most 1024 fit"):
+            writer.reserve(size)
+    writer.write(1, b"none is open")
+
+
+def test_a_reservation_goes_on_after_each_signal_for_what_is_left_of_its_time(
+    make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def interrupted(_handle: object, _size: int, timeout_ns: int, _offset: object) -> int:
+        asked.append(timeout_ns / 1e9)
+        return lib.RING_INTERRUPTED if timeout_ns else lib.RING_FULL  # type: ignore[no-any-return]
+
+    writer, seconds = make_ring().writer(0), itertools.count(0, 25)
+    core = {name: getattr(lib, name) for name in dir(lib)}
+    monkeypatch.setattr("outfeed.ring.writer.lib", SimpleNamespace(**{**core, "writer_reserve": interrupted}))
+    clock = SimpleNamespace(monotonic_ns=lambda: next(seconds) * 10**9)
+    monkeypatch.setattr("outfeed.ring.writer.time", clock)
+    with pytest.raises(RingFull, match="no room for 8 bytes after waiting 60 s"):
+        writer.reserve(8, timeout=60.0)
+    assert asked == [60, 35, 10, 0]
+    with pytest.raises(RingFull, match="no room for 8 bytes;"):
+        writer.reserve(8)
+    assert asked[4:] == [0]
+
+
 def test_lanes_take_turns_and_upto_stops_at_the_tails(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring(lanes=3)
     writers = [ring.writer(lane) for lane in range(3)]
@@ -162,6 +201,45 @@ def test_two_writers_or_readers_in_one_place_are_refused(make_ring: MakeRing, be
         consumer.read()
     ring.writer(0).write(1, b"again")
     assert len(ring.consumer(0, bell).read()) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "why"),
+    [
+        (lib.RING_NO_MEMORY, RingError, "there is no memory to claim {}"),
+        (lib.RING_OWNED, LaneOwned, "{} changed hands 8 times while it was being claimed"),
+    ],
+)
+def test_what_cannot_be_claimed_says_why(
+    make_ring: MakeRing,
+    bell: Doorbell,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    error: type[RingError],
+    why: str,
+) -> None:
+    ring = make_ring()
+    core = {name: getattr(lib, name) for name in dir(lib)}
+    refusing = dict.fromkeys(("writer_claim", "reader_claim", "consumer_detach"), lambda *_: code)
+    monkeypatch.setattr("outfeed.ring.ring.lib", SimpleNamespace(**{**core, **refusing}))
+    attempts: list[tuple[str, Callable[[], object]]] = [
+        ("lane 0", lambda: ring.writer(0)),
+        ("consumer 0", lambda: ring.consumer(0, bell)),
+        ("consumer 0", lambda: ring.detach_consumer(0)),
+    ]
+    for what, attempt in attempts:
+        with pytest.raises(error, match=f"^ring '{ring.name}': {why.format(what)}"):
+            attempt()
+
+
+def test_what_nobody_holds_any_more_is_free(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    kept = writer.native.memory, consumer.read()
+    del writer, consumer
+    ring.writer(0).write(1, b"from the next one")
+    assert [tag for _, tag, _ in ring.consumer(0, bell).read()] == [1]
+    del kept
 
 
 def test_unreleased_frames_come_again_and_released_ones_do_not(make_ring: MakeRing, bell: Doorbell) -> None:

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,8 @@ from outfeed.ring import (
     segment,
 )
 from outfeed.ring.owner import space
+
+from tests.limits import locks, open_files
 
 MakeRing = Callable[..., Ring]
 SHM = Path("/dev/shm")
@@ -50,8 +53,10 @@ def test_mode_and_pages(make_ring: MakeRing) -> None:
 
 def test_a_name_is_taken_once(make_ring: MakeRing) -> None:
     ring = make_ring()
-    with pytest.raises(FileExistsError):
+    before = locks()
+    with pytest.raises(FileExistsError) as refused:
         Ring.create(ring.name, lanes=1, consumers=1, capacity=4096)
+    assert locks() == before, f"while {refused!r} is held"
     other = Ring.attach(ring.name)
     assert (other.lanes, other.consumers, other.capacity) == (1, 1, 4096)
     other.close()
@@ -77,6 +82,13 @@ def test_a_shm_that_fills_meanwhile_is_the_same_error(name: str, monkeypatch: py
     with pytest.raises(NoRoom):
         Ring.create(name, lanes=1, consumers=1, capacity=4096)
     assert not (SHM / name).exists()
+
+
+def test_what_just_fits_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "free_bytes", lambda: 4096)
+    segment.create(name, 4096, nothing).close()
+    with pytest.raises(NoRoom, match="needs 4097 bytes"):
+        segment.create(f"{name}.larger", 4097, nothing)
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["missing", "no tmpfs"])
@@ -118,6 +130,17 @@ def test_odd_geometry_is_refused_with_the_limits(
     assert not (SHM / name).exists()
 
 
+@pytest.mark.parametrize(
+    ("lanes", "consumers", "capacity"), [(256, 1, 4096), (1, 256, 4096), (1, 1, 1 << 30)]
+)
+def test_a_geometry_at_the_limits_is_none_too_large(
+    name: str, monkeypatch: pytest.MonkeyPatch, lanes: int, consumers: int, capacity: int
+) -> None:
+    monkeypatch.setattr(segment, "free_bytes", lambda: 0)
+    with pytest.raises(NoRoom):
+        Ring.create(name, lanes=lanes, consumers=consumers, capacity=capacity)
+
+
 @pytest.mark.parametrize("bad", ["", "a/b", "../x", ".hidden", "a b", "é", "x" * 201])
 def test_odd_names_are_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="segment name"):
@@ -128,11 +151,14 @@ def test_what_is_no_ring_says_what_it_is(name: str) -> None:
     with pytest.raises(FileNotFoundError):
         Ring.attach(name)
     (SHM / name).touch(mode=0o600)
-    with pytest.raises(NotARing, match="0 bytes"):
+    with pytest.raises(NotARing, match="0 bytes") as refused:
         Ring.attach(name)
+    assert not segment.in_use(name), f"while {refused!r} is held"
     (SHM / name).write_bytes(b"not a ring, but long enough to be one" * 1000)
-    with pytest.raises(NotARing, match=r"starts with 0x"):
+    with pytest.raises(NotARing, match=r"starts with 0x") as refused:
         Ring.attach(name)
+    assert f"{int.from_bytes(b'not a ri', 'little'):#x}" in str(refused.value)
+    assert not segment.in_use(name), f"while {refused!r} is held, with all that was made"
     (SHM / name).write_bytes(b"short")
     with pytest.raises(NotARing):
         Ring.attach(name)
@@ -147,22 +173,23 @@ def test_another_versions_ring_says_both_versions(make_ring: MakeRing) -> None:
         Ring.attach(ring.name)
 
 
-def test_a_ring_of_another_pid_namespace_is_refused_before_its_owners_look_dead(make_ring: MakeRing) -> None:
-    ring = make_ring()
-    with open(SHM / ring.name, "r+b") as file:
+def test_a_ring_of_another_pid_namespace_is_refused_before_its_owners_look_dead(name: str) -> None:
+    Ring.create(name, lanes=1, consumers=1, capacity=4096).close()
+    with open(SHM / name, "r+b") as file:
         file.seek(128)
         file.write((space() + 1).to_bytes(8, "little"))
-    with pytest.raises(OtherNamespace, match="another pid or time namespace"):
-        Ring.attach(ring.name)
+    with pytest.raises(OtherNamespace, match="another pid or time namespace") as refused:
+        Ring.attach(name)
+    assert not segment.in_use(name), f"while {refused!r} is held, with all that was made"
 
 
 @pytest.mark.parametrize("size", [-4096, 4096])
 def test_a_ring_of_another_size_than_its_header_says_is_refused(make_ring: MakeRing, size: int) -> None:
-    ring = make_ring()
+    ring = make_ring(lanes=2, consumers=3)
     data = (SHM / ring.name).read_bytes()
     (SHM / f"{ring.name}x").touch(mode=0o600)
     (SHM / f"{ring.name}x").write_bytes(data[:size] if size < 0 else data + bytes(size))
-    with pytest.raises(NotARing, match="does not add up"):
+    with pytest.raises(NotARing, match="does not add up: lanes 2, consumers 3, capacity 4096"):
         Ring.attach(f"{ring.name}x")
 
 
@@ -184,6 +211,29 @@ def test_what_is_made_while_a_stale_one_is_removed_stays(
     assert not segment.discard(ring.name)
     assert (SHM / ring.name).exists()
     new[0].close()
+
+
+@pytest.mark.parametrize("ask", ["in use", "sweep"])
+def test_who_only_looks_whether_a_segment_is_stale_is_not_taken_for_its_user(
+    name: str, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    """It locks what is stale, for a moment. A scheduler that waits for its instance looks again and again."""
+    segment.create(name, 4096, nothing).close()
+    with open(SHM / name) as looker:
+        fcntl.flock(looker, fcntl.LOCK_EX)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looker, fcntl.LOCK_UN))
+        if ask == "in use":
+            assert not segment.in_use(name)
+        else:
+            assert segment.sweep(name) == [name]
+
+
+def test_what_another_one_removed_meanwhile_is_not_reported(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment.create(name, 4096, nothing).close()
+    monkeypatch.setattr(fcntl, "flock", lambda *_: segment.unlink(name))
+    assert segment.sweep(name) == []
 
 
 def test_another_processs_exit_unlinks_nothing_and_warns_of_nothing(make_ring: MakeRing) -> None:
@@ -225,6 +275,25 @@ def test_stale_segments_and_doorbells_are_swept_and_live_ones_never(
     assert segment.sweep(name) == []
 
 
+def test_a_sweep_goes_by_the_name_and_takes_files_alone(name: str) -> None:
+    for made in (f"{name}-a", f"{name}-b", f"{name}x-a"):
+        segment.create(made, 4096, nothing).close()
+    (SHM / f"{name}-folder").mkdir()
+    (SHM / f"{name}-link").symlink_to(f"{name}x-a")
+    try:
+        before = open_files()
+        assert segment.listed(f"{name}-") == [f"{name}-a", f"{name}-b"]
+        assert segment.sweep(f"{name}-") == [f"{name}-a", f"{name}-b"]
+        assert segment.listed(f"{name}-") == []
+        assert open_files() == before
+        assert (SHM / f"{name}x-a").exists()
+        assert not segment.discard(f"{name}-a"), "it is gone"
+        assert not segment.in_use(f"{name}-a")
+    finally:
+        (SHM / f"{name}-folder").rmdir()
+        (SHM / f"{name}-link").unlink()
+
+
 @pytest.mark.parametrize("mode", [0o666, 0o640, 0o604])
 def test_a_segment_that_others_may_open_is_not_attached(make_ring: MakeRing, mode: int) -> None:
     ring = make_ring()
@@ -244,6 +313,9 @@ def test_another_users_segment_is_neither_attached_nor_swept(
             Ring.attach(ring.name)
         with pytest.raises(PermissionError):
             Doorbell.create(ring.name)
+        patch.setattr(
+            fcntl, "flock", lambda *_: pytest.fail("it may be locked for long, and is not to be touched")
+        )
         assert segment.sweep(ring.name) == []
     assert segment.sweep(ring.name) == [ring.name]
 
@@ -297,8 +369,9 @@ def test_a_dead_processs_doorbell_is_replaced_and_a_live_ones_refused(bell: Door
     )
     run_python(script, f"{name}.again")
     Doorbell.create(f"{name}.again").close()
-    with pytest.raises(ValueError, match="at most 62"):
-        Doorbell.create("x" * 63)
+    Doorbell.create(name.ljust(62, "x")).close()
+    with pytest.raises(ValueError, match="has 63 characters; at most 62 fit"):
+        Doorbell.create(name.ljust(63, "x"))
 
 
 def test_a_fill_that_fails_leaves_nothing(name: str) -> None:
@@ -311,18 +384,19 @@ def test_a_fill_that_fails_leaves_nothing(name: str) -> None:
     assert segment.listed(name) == []
 
 
+@pytest.mark.parametrize("when", ["before it is looked at", "before it is locked"])
 def test_a_segment_removed_while_it_is_attached_is_not_there(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     segment.create(name, 4096, nothing)
-    real = os.open
+    where, what = (os, "fstat") if when == "before it is looked at" else (segment, "lock")
+    real = getattr(where, what)
 
-    def open_then_remove(path: str, flags: int, *rest: int) -> int:
-        fd = real(path, flags, *rest)
+    def remove_then_go_on(*words: object) -> object:
         segment.unlink(name)
-        return fd
+        return real(*words)
 
-    monkeypatch.setattr(os, "open", open_then_remove)
+    monkeypatch.setattr(where, what, remove_then_go_on)
     with pytest.raises(FileNotFoundError, match="removed"):
         segment.attach(name)
 

@@ -253,6 +253,25 @@ def test_a_writer_at_a_full_lane_is_woken_by_a_release(make_ring: MakeRing, bell
     assert stats.high_water > 3000
 
 
+def test_a_reservation_at_a_full_lane_is_woken_by_a_release(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    for tag in range(4):
+        writer.write(tag, bytes(1000))
+
+    def reserve() -> None:
+        writer.reserve(1000, timeout=60.0)[:3] = b"now"
+        writer.commit(4, 3)
+
+    thread = threading.Thread(target=reserve)
+    thread.start()
+    until("the lane to be full", lambda: ring.stats().lanes[0].full_events)
+    assert [tag for _, tag, _ in consumer.read()] == [0, 1, 2, 3]
+    consumer.release()
+    thread.join()
+    assert [(tag, bytes(body)) for _, tag, body in consumer.read()] == [(4, b"now")]
+
+
 def test_an_idle_wait_burns_no_cpu(make_ring: MakeRing, bell: Doorbell) -> None:
     consumer = make_ring().consumer(0, bell)
     wait([consumer], 0.1)
@@ -294,8 +313,9 @@ def test_a_second_thread_is_refused(make_ring: MakeRing, bell: Doorbell) -> None
     thread = threading.Thread(target=lambda: wait([consumer], 1.0))
     thread.start()
     until("the reader to park", lambda: ring.stats().consumers[0].parks > parks)
-    with pytest.raises(ConsumerBusy):
-        consumer.read()
+    for refused_too in (consumer.read, consumer.release, consumer.tails, consumer.close, ring.close):
+        with pytest.raises(ConsumerBusy, match="consumer 0 or its doorbell: another thread"):
+            refused_too()
     with pytest.raises(ConsumerBusy):
         wait([consumer], 1.0)
     bell.ring()
@@ -322,6 +342,7 @@ def test_a_consumer_keeps_the_doorbell_that_it_was_made_with(
     first = Doorbell.create(f"{name}.bell-first")
     consumer = make_ring().consumer(0, first)
     kept = weakref.ref(first._bell)
+    assert consumer.doorbell is first
     consumer.doorbell = bell
     first.close()
     del first

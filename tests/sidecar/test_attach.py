@@ -12,6 +12,8 @@ from outfeed.ring.frames import Abort, Attach, Tag, encode
 from outfeed.ring.instance import Instance, InstanceGone
 from outfeed.sidecar import LaneOwned, RingFull, SchedulerPort, WriterBusy
 
+from tests.limits import locks
+
 from .conftest import Bench
 from .test_port import A, B, generate
 
@@ -110,11 +112,6 @@ def test_a_port_shows_its_last_counts_when_it_closes(bench: Bench, port: Schedul
     assert (row.get("tokens"), row.get("aborts")) == (0, 1)
     port.close()
     assert (row.get("frames"), row.get("rows"), row.get("tokens")) == (1, 1, 2)
-
-
-def locks() -> int:
-    """Whoever uses a segment holds a lock on it."""
-    return sum("lock:" in info.read_text() for info in Path("/proc/self/fdinfo").iterdir() if info.exists())
 
 
 def test_a_port_that_is_closed_uses_nothing_of_the_instance(bench: Bench) -> None:
