@@ -46,9 +46,10 @@ def table() -> RowTable:
 def test_a_step_has_as_many_rows_as_it_may(ring: Ring, shard: Consumer, table: RowTable) -> None:
     ids = np.arange(MAX_ROWS, dtype=np.int32)
     with ring.writer(0) as lane:
-        StepWriter(lane, table).push(np.full(MAX_ROWS, ROUTE, np.uint64), ids, None, NOBODY, 0.0)
+        stamp = StepWriter(lane, table).push(np.full(MAX_ROWS, ROUTE, np.uint64), ids, None, NOBODY, 3600.0)
     ((_, _, body),) = shard.read()
     step = decode_batch(body)
+    assert step.stamp_ns == stamp
     assert step.rows == MAX_ROWS
     assert step.first.tolist() == step.ids.tolist() == ids.tolist()
 

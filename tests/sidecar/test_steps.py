@@ -361,7 +361,7 @@ def test_a_push_without_room_is_one_moment_of_fullness(bench: Bench, port: Sched
             while True:
                 port.push_tokens([route], [1] * 1000, [1000])
         for met in range(2, 6):
-            with pytest.raises(RingFull):
+            with pytest.raises(RingFull, match=r"no room for 4\d\d\d bytes"):
                 port.push_tokens([route], [1] * 1000, [1000], timeout=0.001 * (met % 2))
             assert ring.stats().lanes[0].full_events == met
 
