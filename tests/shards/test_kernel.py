@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from outfeed.ring.batch import Batch, Core
 from outfeed.ring.route import make_route
-from outfeed.shards.kernel import END, END_STRING, Failure, Finish, Kernel, Ready
+from outfeed.shards.errors import BadRegistration
+from outfeed.shards.kernel import DROPPED, END, END_STRING, END_TOKENS, Failure, Finish, Kernel, Ready
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
@@ -67,6 +68,93 @@ def test_ready_made_text_must_say_where_all_of_it_is() -> None:
     core = step([1], [2], np.zeros(2, "<i4"))
     with pytest.raises(ValueError, match="2 lengths of ready-made text, expected 3"):
         kernel.decode(core, 0, 0, [], Ready(b"", np.zeros(2, "<u4")))
+
+
+def test_a_plan_keeps_what_is_decoded_then(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """Row by row: whose it is, whether it follows on, what ended its request, its stop tokens."""
+    vocab = tokenizer_of("bytelevel_added").get_vocab()
+    a, b = vocab["a"], vocab["b"]
+    ours, ended, other = (make_route(0, 0, slot, 1) for slot in (5, 6, 7))
+    shards, readers, stale = make_route(0, 1, 5, 1), make_route(1, 0, 5, 1), make_route(0, 0, 5, 2)
+    told: list[tuple[int, int, list[int], int]] = [
+        # route, first, ids, kept
+        (stale, 0, [a], DROPPED),
+        (readers, 0, [a], DROPPED),
+        (shards, 0, [a], DROPPED),
+        (ended, 0, [a], DROPPED),
+        (ours, 0, [a, a], 2),
+        (ours, 1, [a], DROPPED),  # said before
+        (ours, 2, [b], 1),
+        (other, 0, [a], 1),
+        (ours, 3, [b, a, b], 1),  # ends, with two stop tokens
+        (ours, 6, [b], DROPPED),
+        (other, 2, [a], DROPPED),  # the one before it is lost
+        (other, 1, [a], DROPPED),
+    ]
+    kernel = Kernel(table_of("bytelevel_added").buffer)
+    for route in {row[0] for row in told} - {stale}:
+        kernel.register(route, 0, [], b"", 0)
+    kernel.end(ended)
+    routes, firsts, ids, kept = zip(*told, strict=True)
+    none, counts = np.zeros(len(told), "<u4"), np.array([len(row) for row in ids], "<u4")
+    joined = np.array([token for row in ids for token in row], "<i4")
+    core = Batch(0, np.array(routes, "<u8"), np.array(firsts, "<u4"), counts, none, joined).core
+    ends = [Finish(8, END_TOKENS, np.array([a, b], "<i4").tobytes())]
+    assert kernel.plan(core, 0, 0, ends).tolist() == list(kept)
+    made = kernel.decode(core, 0, 0, ends)
+    assert made.source.tolist() == [row for row, keep in enumerate(kept) if keep != DROPPED]
+    assert made.counts.tolist() == [keep for keep in kept if keep != DROPPED]
+    assert made.generated.tolist() == [2, 1, 1, 3]
+    assert kernel.totals()["tokens"] == 7
+
+
+def test_a_step_may_be_of_any_size_after_one_of_any_other(table_of: Tables) -> None:
+    kernel = Kernel(table_of("bytelevel_added").buffer)
+    for rows in range(1, 90):
+        routes = np.array([make_route(0, 0, row, rows) for row in range(rows)], "<u8")
+        for route in routes.tolist():
+            kernel.register(route, 0, [], b"", 0)
+        prompts, ids = np.arange(7, 7 + rows, dtype="<u4"), np.arange(3, 3 + rows, dtype="<i4")
+        none, ones = np.zeros(rows, "<u4"), np.ones(rows, "<u4")
+        made = kernel.decode(Batch(0, routes, none, ones, prompts, ids).core, 0, 0, [])
+        assert (made.routes == routes).all()
+        assert (made.first == none).all()
+        assert (made.counts == ones).all()
+        assert (made.generated == ones).all()
+        assert (made.prompt_tokens == prompts).all()
+        assert (made.ids == ids).all()
+        assert made.source.tolist() == list(range(rows))
+
+
+def test_rows_are_merged_up_to_just_the_limit(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    kernel, route = Kernel(table_of("bytelevel_added").buffer), make_route(0, 0, 5, 1)
+    kernel.register(route, 0, [], b"", 0)
+    ones, ids = np.ones(6, "<u4"), np.full(6, tokenizer_of("bytelevel_added").get_vocab()["a"], "<i4")
+    core = Batch(0, np.full(6, route, "<u8"), np.arange(6, dtype="<u4"), ones, ones, ids).core
+    assert kernel.decode(core, 0, 0, [], merge=10).counts.tolist() == [2, 2, 2]  # a token takes 4 bytes and 1
+
+
+@pytest.mark.parametrize(
+    ("stops", "fits"),
+    [([b"a"] * 256, True), ([b"a"] * 257, False), ([b"a" * 65536], True), ([b"a" * 65536, b"b"], False)],
+)
+def test_stop_strings_have_limits(stops: list[bytes], fits: bool) -> None:
+    kernel = Kernel(None)
+    if fits:
+        assert kernel.register(1, 0, stops, b"", 0)
+    else:
+        with pytest.raises(BadRegistration, match="at most 256 of 65536 bytes together"):
+            kernel.register(1, 0, stops, b"", 0)
+    assert kernel.live == fits
+
+
+def test_a_request_is_registered_once_and_has_a_route() -> None:
+    kernel = Kernel(None)
+    with pytest.raises(MemoryError, match="code"):
+        kernel.register(0, 0, [], b"", 0)
+    assert kernel.register(1, 0, [b"stop"], b"", 0)
+    assert not kernel.register(1, 0, [], b"", 0)
+    assert (kernel.totals()["live"], kernel.totals()["pages"]) == (1, 1)
 
 
 @pytest.mark.parametrize(("lens", "tails"), [([100, 1], [0, 0]), ([1, 1], [100, 0]), ([1, 2], [0, 0])])

@@ -75,6 +75,25 @@ def test_runs_of_byte_tokens_cut_anywhere(name: str, table_of: Tables, tokenizer
     assert 10 < broken < 50
 
 
+def test_a_run_is_whole_up_to_256_bytes_and_then_flows(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """Past that what is complete is text, whatever comes behind it; an open character goes on."""
+    tokenizer = tokenizer_of("metaspace_bpe")
+    of_byte, word = byte_ids(tokenizer), tokenizer.encode("the", add_special_tokens=False).ids[-1]
+    a, broken, spoken = of_byte[0x61], of_byte[0xFF], tokenizer.decode([of_byte[0x61], word])[1:]
+    sun = [of_byte[byte] for byte in "日".encode()]
+    for prompt, ids, want in (
+        ([], [a] * 255 + [broken], "\ufffd" * 256),
+        ([], [a] * 256 + [broken], "a" * 256 + "\ufffd"),
+        ([], sun * 200, "日" * 200),
+        ([a], [*sun[1:], broken, word, *sun * 90], "\ufffd" * 3 + spoken + "日" * 90),
+        ([a, sun[0]], [*sun[1:], *[a] * 260, broken], "日" + "a" * 253 + "\ufffd" * 8),
+    ):
+        for cuts in ([], [1, 100, 254, 255, 256, 257]):
+            cuts = [cut for cut in cuts if cut < len(ids)]
+            heard = Driver(table_of("metaspace_bpe")).stream(ids, cuts, prompt=prompt)
+            assert heard.text.decode() == want
+
+
 @pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
 def test_a_run_is_not_cut_because_a_replacement_character_follows(
     name: str, tmp_path: Path, tokenizer_path: Callable[[str], Path]
