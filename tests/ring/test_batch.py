@@ -12,6 +12,7 @@ from outfeed.ring._body import plain, probe
 from outfeed.ring._core import lib
 from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch, join_steps
 from outfeed.ring.checked import MAX_ROWS, PREFIX, Checked, _check_all
+from outfeed.ring.families import FAMILIES, Family, Kind, flat_family, ragged_family
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
 
@@ -250,6 +251,53 @@ def test_the_quick_look_passes_what_all_checks_pass_and_nothing_else(parts: list
                 assert any(checked[6:]), (place, value)
         body[place] = before
     assert passed > 256
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("flat rows", [0, 0], "output_logprobs rows: not ascending"),
+        ("flat rows", [2, 1], "output_logprobs rows: not ascending"),
+        ("flat rows", [2**32 - 1, 0], "output_logprobs rows: not ascending"),
+        ("flat rows", [0, 3], "output_logprobs rows: 3 in a batch of 3 rows"),
+        ("flat rows", [1, 2**32 - 1], "output_logprobs rows: 4294967295 in a batch of 3 rows"),
+        ("flat counts", [1, 1], "output_logprobs: sum of counts 2, positions 3"),
+        ("flat counts", [2**32 - 1, 4], "output_logprobs: sum of counts 4294967299, positions 3"),
+        ("ragged rows", [3], "output_top_logprobs rows: 3 in a batch of 3 rows"),
+        ("ragged counts", [1], "output_top_logprobs: sum of counts 1, positions 2"),
+        ("ragged lengths", [2, 2], "output_top_logprobs: sum of lengths 4, entries 3"),
+    ],
+)
+def test_a_family_whose_numbers_lie_is_refused(column: str, values: list[int], says: str) -> None:
+    """Whoever wrote them made the check right as well."""
+    families: list[Family | None] = [None] * FAMILIES
+    families[Kind.OUTPUT_LOGPROBS] = flat_family([(0, [-1, -2], [5, 6]), (2, [-3], [7])])
+    tops = [([-1], [5]), ([-2, -3], [6, 7])]
+    families[Kind.OUTPUT_TOP_LOGPROBS] = ragged_family([(1, tops)])
+    body = bytearray(body_of(encode_batch(1, *_columns("<"), families=families)))
+    assert len(decode_batch(sealed(body)).families) == FAMILIES
+    ragged, flat = len(body) - 40, len(body) - 80
+    at = {
+        "flat rows": flat,
+        "flat counts": flat + 8,
+        "ragged rows": ragged,
+        "ragged counts": ragged + 4,
+        "ragged lengths": ragged + 8,
+    }[column]
+    body[at : at + 4 * len(values)] = np.array(values, "<u4").tobytes()
+    with pytest.raises(BadBatch, match=says):
+        decode_batch(sealed(body))
+
+
+@pytest.mark.parametrize(
+    ("at", "count"), [(41, 0), (44, 1), (40, 1), (37, 1), (0, 11), (0, 2**62), (2**63, 1)]
+)
+def test_numbers_outside_a_body_are_not_added_up(at: int, count: int) -> None:
+    body = np.arange(1, 11, dtype="<u4").tobytes()
+    assert lib.outfeed_sum_u32(body, 40, 0, 10) == 55
+    assert lib.outfeed_sum_u32(body, 40, at, count) == 2**64 - 1
+    assert lib.outfeed_ascending_u32(body, 40, 0, 10, 11)
+    assert not lib.outfeed_ascending_u32(body, 40, at, count, 2**32 - 1)
 
 
 def test_what_has_more_than_rows_and_tokens_is_left_to_all_checks() -> None:

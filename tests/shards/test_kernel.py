@@ -126,6 +126,28 @@ def test_a_step_may_be_of_any_size_after_one_of_any_other(table_of: Tables) -> N
         assert made.source.tolist() == list(range(rows))
 
 
+def test_a_step_tells_which_other_readers_have_rows_in_it(table_of: Tables) -> None:
+    readers = [255, 0, 63, 64, 200, 64]
+    routes = [make_route(reader, 0, 5, 1) for reader in readers] + [make_route(7, 1, 5, 1)]
+    kernel = Kernel(table_of("bytelevel_added").buffer)
+    made = kernel.decode(step(routes, [0] * len(routes), np.zeros(0, "<i4")), 0, 64, [])
+    assert made.shared
+    assert made.other_readers == [0, 63, 200, 255]
+    assert not kernel.decode(step(routes[3:4], [0], np.zeros(0, "<i4")), 0, 64, []).shared
+
+
+def test_work_is_a_tokens_own_its_bytes_and_those_that_are_searched(
+    table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    kernel = Kernel(table_of("bytelevel_added").buffer)
+    ids = np.full(9, tokenizer_of("bytelevel_added").get_vocab()["a"], "<i4")
+    kernel.register(1, 0, [], b"", 0)
+    kernel.register(2, 0, [b"stop"], b"", 0)
+    for route, work, text in ((1, 18, 9), (2, 18 + 27, 18)):
+        kernel.decode(step([route], [9], ids), 0, 0, [])
+        assert (kernel.totals()["work"], kernel.totals()["text_bytes"]) == (work, text)
+
+
 def test_rows_are_merged_up_to_just_the_limit(table_of: Tables, tokenizer_of: Tokenizers) -> None:
     kernel, route = Kernel(table_of("bytelevel_added").buffer), make_route(0, 0, 5, 1)
     kernel.register(route, 0, [], b"", 0)

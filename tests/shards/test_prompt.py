@@ -78,6 +78,27 @@ def test_a_broken_prompt_stays_broken(name: str, table_of: Tables, tokenizer_of:
         assert heard.text.decode() == want
 
 
+def test_a_prompt_that_is_a_broken_character_has_a_text(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """So the space that the output begins with is not the text's first."""
+    tokenizer = tokenizer_of("metaspace_bpe")
+    ids = tokenizer.encode("the", add_special_tokens=False).ids
+    assert tokenizer.decode([byte_ids(tokenizer)[0xE6], *ids]) == "\ufffd the"
+    heard = Driver(table_of("metaspace_bpe")).stream(ids, prompt=[byte_ids(tokenizer)[0xE6]])
+    assert heard.text.decode() == " the"
+
+
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_unigram", "metaspace_stripped"])
+def test_what_is_kept_of_a_prompt_may_say_nothing(
+    name: str, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """Its text began all the same: the output's first token is not the text's."""
+    tokenizer = tokenizer_of(name)
+    word, special = tokenizer.encode("the", add_special_tokens=False).ids[0], tokenizer.get_vocab()["</s>"]
+    prompt = [word] * 3 + [special] * 70
+    heard = Driver(table_of(name)).stream([word, word], [1], prompt=prompt)
+    assert heard.text.decode() == tokenizer.decode([word] * 5)[len(tokenizer.decode([word] * 3)) :]
+
+
 @pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
 @pytest.mark.parametrize("rest", [b"\xff", b"a\xe6", b"\xa5\xa5"])
 def test_output_that_breaks_the_prompts_run_says_nothing_of_the_prompt_again(
@@ -151,7 +172,9 @@ def test_output_that_breaks_a_character_of_the_prompts_run_says_its_own_bytes_on
 
 
 @pytest.mark.parametrize("name", ["bytelevel_added", "bytelevel_replaced"])
-@pytest.mark.parametrize("rest", [b"\xa5e\xe6", b"\xa5\xff", b"\xe6", b"e\xe6\x97", b"\xa5e\xf0\x9f\x91e"])
+@pytest.mark.parametrize(
+    "rest", [b"\xa5e\xe6", b"\xa5\xff", b"\xe6", b"e\xe6\x97", b"\xa5e\xf0\x9f\x91e", b""]
+)
 def test_a_character_that_the_prompt_began_excuses_no_later_one(
     name: str, rest: bytes, table_of: Tables, tokenizer_of: Tokenizers
 ) -> None:

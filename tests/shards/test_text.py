@@ -84,7 +84,7 @@ def test_a_run_is_whole_up_to_256_bytes_and_then_flows(table_of: Tables, tokeniz
     for prompt, ids, want in (
         ([], [a] * 255 + [broken], "\ufffd" * 256),
         ([], [a] * 256 + [broken], "a" * 256 + "\ufffd"),
-        ([], sun * 200, "日" * 200),
+        ([], [a, *sun * 85, *[a] * 255, *sun * 2], "a" + "日" * 85 + "a" * 255 + "日日"),
         ([a], [*sun[1:], broken, word, *sun * 90], "\ufffd" * 3 + spoken + "日" * 90),
         ([a, sun[0]], [*sun[1:], *[a] * 260, broken], "日" + "a" * 253 + "\ufffd" * 8),
     ):
