@@ -300,6 +300,50 @@ def test_numbers_outside_a_body_are_not_added_up(at: int, count: int) -> None:
     assert not lib.outfeed_ascending_u32(body, 40, at, count, 2**32 - 1)
 
 
+def test_text_that_is_none_is_seen_wherever_it_is_spoilt() -> None:
+    columns, generated = _columns("<"), np.array([2, 1, 1], "<u4")
+    for size in range(1, 18):
+        lens = np.array([0, size, 0], "<u4")
+        whole = bytearray(
+            body_of(encode_batch(1, *columns, generated=generated, text_lens=lens, text=b"a" * size))
+        )
+        assert decode_batch(sealed(whole)).text == b"a" * size
+        for place in range(size):
+            for value in (0x80, 0xC3):
+                changed = bytearray(whole)
+                changed[len(whole) - size - -size % 4 + place] = value
+                with pytest.raises(BadBatch):
+                    decode_batch(sealed(changed))
+
+
+def test_a_rows_text_that_begins_inside_a_character_is_seen() -> None:
+    whole = bytearray(body_of(egress()))
+    at = len(whole) - 12 - 12
+    assert np.frombuffer(whole, "<u4", 3, at).tolist() == [1, 2, 7]
+    for lens in ([2, 1, 7], [1, 3, 6], [1, 6, 3]):
+        whole[at : at + 12] = np.array(lens, "<u4").tobytes()
+        with pytest.raises(BadBatch):
+            decode_batch(sealed(whole))
+
+
+def test_a_header_ends_where_it_says() -> None:
+    whole = bytearray(body_of(encode_batch(1, *_columns("<"))))
+    header_len = PREFIX.unpack_from(whole)[0]
+    assert header_len % 8
+    whole[:4] = (header_len + 1).to_bytes(4, "little")  # into its own padding
+    with pytest.raises(BadBatch):
+        decode_batch(sealed(whole))
+
+
+def test_a_body_has_no_more_rows_than_a_reader_takes() -> None:
+    for rows, fits in ((MAX_ROWS, True), (MAX_ROWS + 1, False)):
+        header = msgspec.msgpack.encode((1, 7, rows, 0, (), None, (), None))
+        padded = header + bytes(-len(header) % 8)
+        body = sealed(bytearray(PREFIX.pack(len(header), 0, 0) + padded + bytes(20 * rows)))
+        assert (plain(body) is not None) == fits
+        assert (all_checks(body) is not None) == fits
+
+
 def test_what_has_more_than_rows_and_tokens_is_left_to_all_checks() -> None:
     assert plain(join(step())) is None
     assert plain(join(egress())[:-1]) is None
