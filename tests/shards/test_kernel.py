@@ -156,6 +156,23 @@ def test_rows_are_merged_up_to_just_the_limit(table_of: Tables, tokenizer_of: To
     assert kernel.decode(core, 0, 0, [], merge=10).counts.tolist() == [2, 2, 2]  # a token takes 4 bytes and 1
 
 
+def test_requests_have_so_many_pages_and_give_them_back() -> None:
+    """What names requests all over the place costs memory, but not all of the machine's."""
+    kernel = Kernel(None)
+    routes = [make_route(page >> 12, 0, (page & 0xFFF) << 8, 1) for page in range(8193)]
+    for route in routes[:-1]:
+        assert kernel.register(route, 0, [], b"", 0)
+    with pytest.raises(MemoryError, match="no memory for another request"):
+        kernel.register(routes[-1], 0, [], b"", 0)
+    assert kernel.register(routes[0] + 1, 0, [], b"", 0)  # has a page already
+    assert kernel.forget(routes[1])
+    assert kernel.register(routes[-1], 0, [], b"", 0)
+    assert (kernel.live, kernel.totals()["pages"]) == (8193, 8192)
+    for route in (*routes, routes[0] + 1):
+        assert kernel.forget(route) == (route != routes[1])
+    assert (kernel.live, kernel.totals()["pages"]) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("stops", "fits"),
     [([b"a"] * 256, True), ([b"a"] * 257, False), ([b"a" * 65536], True), ([b"a" * 65536, b"b"], False)],
@@ -196,18 +213,20 @@ def test_ready_made_text_that_is_not_all_there_fails_whose_it_is(lens: list[int]
     assert bytes(made.text) == b"abc"[: made.rows]
 
 
+@pytest.mark.parametrize("ends", [False, True])
 def test_a_text_that_no_frame_has_room_for_fails_its_request_alone(
-    table_of: Tables, tokenizer_of: Tokenizers
+    ends: bool, table_of: Tables, tokenizer_of: Tokenizers
 ) -> None:
+    """Also where its last token is none, and so needs no room."""
     vocab = tokenizer_of("bytelevel_added").get_vocab()
-    size = (64 << 20) // 40 + 1
+    size = (64 << 20) // 40 + 2
     kernel = Kernel(table_of("bytelevel_added").buffer)
     for route in (1, 2, 3):
         kernel.register(route, 0, [], b"", 0)
     ids = np.full(size + 2, vocab["x" * 40], "<i4")
-    ids[0], ids[-1] = vocab["a"], vocab["b"]
-    core = step([1, 2, 3], [1, size, 1], ids)
-    made = kernel.decode(core, 0, 0, [])
+    ids[0], ids[-2], ids[-1] = vocab["a"], -1, vocab["b"]
+    core, finishes = step([1, 2, 3], [1, size, 1], ids), [Finish(1, END, b"")] if ends else []
+    made = kernel.decode(core, 0, 0, finishes)
     assert made.failures == [Failure(2, 0, 0, size, True)]
     assert (made.routes.tolist(), bytes(made.text)) == ([1, 3], b"ab")
     assert kernel.decode(core, 0, 0, []).doubled == 3  # it has ended

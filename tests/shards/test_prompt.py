@@ -99,6 +99,17 @@ def test_what_is_kept_of_a_prompt_may_say_nothing(
     assert heard.text.decode() == tokenizer.decode([word] * 5)[len(tokenizer.decode([word] * 3)) :]
 
 
+def test_three_bytes_may_be_the_rest_of_a_character_and_four_are_not(
+    table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    tokenizer = tokenizer_of("metaspace_bpe")
+    of_byte, word = byte_ids(tokenizer), tokenizer.encode("the", add_special_tokens=False).ids[-1]
+    for before, kept in ((b"\xf0", "😀".encode()[1:] + b"e" * 61), (b"\x99", b"\x99" * 4 + b"e" * 60)):
+        prompt, ids = [of_byte[byte] for byte in before + kept], [of_byte[0x65], word]
+        want = tokenizer.decode(prompt + ids)[len(tokenizer.decode(prompt)) :]
+        assert Driver(table_of("metaspace_bpe")).stream(ids, [1], prompt=prompt).text.decode() == want
+
+
 @pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
 @pytest.mark.parametrize("rest", [b"\xff", b"a\xe6", b"\xa5\xa5"])
 def test_output_that_breaks_the_prompts_run_says_nothing_of_the_prompt_again(

@@ -296,6 +296,20 @@ def test_a_stop_before_the_least_number_of_tokens_is_text(
             assert (driver.heard[route].text.decode(), driver.heard[route].finish) == (kept, finish)
 
 
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_stop_that_the_end_of_the_text_completes_comes_with_the_last_token_that_is_kept(
+    driver: Driver, spell: Spell, trimmed: bool
+) -> None:
+    """An open character becomes U+FFFD at the end, and that is what stops."""
+    ids = [*spell("a"), spell("é")[0], *(spell("z") if trimmed else [])]
+    finish = FinishReason.stop(ids[-1]) if trimmed else FinishReason.length(2)
+    for least, text, found in ((2, b"a", FinishReason.stop("\ufffd")), (3, "a\ufffd".encode(), finish)):
+        options = DecodeOptions(stop=["\ufffd"], detect_stops=True, min_new_tokens=least)
+        for cuts in ([], [1]):
+            heard = driver.stream(ids, cuts, finish, options)
+            assert (heard.text, heard.finish) == (text, found)
+
+
 def expected(text: str, stops: list[str]) -> tuple[str, str] | None:
     """The plain way: the stop that is complete first, the longest of those complete at once."""
     for end in range(1, len(text) + 1):
