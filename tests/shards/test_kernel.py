@@ -194,6 +194,11 @@ def test_a_request_is_registered_once_and_has_a_route() -> None:
     assert kernel.register(1, 0, [b"stop"], b"", 0)
     assert not kernel.register(1, 0, [], b"", 0)
     assert (kernel.totals()["live"], kernel.totals()["pages"]) == (1, 1)
+    none = np.zeros(0, "<i4")
+    made = kernel.decode(step([0, 2], [0, 0], none), 0, 0, [], Ready(b"", np.zeros(2, "<u4")))
+    assert (made.rows, made.stale_rows) == (0, 2)
+    assert kernel.look(0) is None
+    assert not kernel.forget(0)
 
 
 @pytest.mark.parametrize(("lens", "tails"), [([100, 1], [0, 0]), ([1, 1], [100, 0]), ([1, 2], [0, 0])])

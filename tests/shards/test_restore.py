@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from .conftest import NAMES
 from .driver import READER, SHARD, Driver, i32
-from .tokenizers_here import TEXT
+from .tokenizers_here import TEXT, byte_ids
 
 Tables = Callable[[str], TokenTable]
 Tokenizers = Callable[[str], Tokenizer]
@@ -127,6 +127,32 @@ def test_a_detected_stop_is_found_again_by_the_next_shard(table_of: Tables, toke
         driver.step([(route, ids[at:])])
         assert driver.heard[route].text == b"one two three "
         assert driver.heard[route].ended_here
+
+
+@pytest.mark.parametrize(
+    ("delivered", "rows"),
+    [
+        (0, ["ab", "", "é", "c", "d"]),  # all of it is owed, once
+        (1, ["b", "", "é", "c", "d"]),
+        (2, ["", "", "é", "c", "d"]),
+        (3, ["", "", "", "c", "d"]),  # a part of a character, and the rest of it is nobody's
+        (4, ["", "", "", "c", "d"]),
+        (5, ["", "", "", "", "d"]),
+    ],
+)
+def test_a_restored_stream_goes_on_where_its_client_is(
+    delivered: int, rows: list[str], table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """However many bytes that is, behind or ahead of what the ids make: nobody waits for a stop string."""
+    of_byte = byte_ids(tokenizer_of("bytelevel_added"))
+    a, b, open_byte, rest, c, d = (of_byte[byte] for byte in "abécd".encode())
+    driver = Driver(table_of("bytelevel_added"))
+    route = driver.start()
+    driver.decoder.restore(Restore(route, "rid", DecodeOptions(), b"", 0, i32([a, b]), delivered))
+    driver._next[route] = driver.heard[route].generated = 2
+    for token in (None, open_byte, rest, c, d):
+        driver.step([(route, [] if token is None else [token])])
+    assert driver.heard[route].pieces == rows
 
 
 def test_what_was_delivered_did_not_stop(table_of: Tables, tokenizer_of: Tokenizers) -> None:

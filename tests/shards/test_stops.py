@@ -172,7 +172,7 @@ def test_a_list_of_matched_tokens_is_dropped_as_far_as_it_lies_in_the_row(
     assert (heard.text, heard.ids) == (b"abc", ids[:3])
 
 
-@pytest.mark.parametrize("matched", [10**12, [2**40], -(2**40), [], None, True, 1.5, {"a": 1}])
+@pytest.mark.parametrize("matched", [10**12, [2**40], -(2**40), [], "", None, True, 1.5, {"a": 1}])
 def test_a_match_that_is_no_token_trims_nothing(driver: Driver, spell: Spell, matched: object) -> None:
     heard = driver.stream(spell("abc"), [], FinishReason({"type": "stop", "matched": matched}))
     assert heard.text == b"abc"

@@ -118,6 +118,9 @@ def test_spaces_that_are_stripped_are_the_texts_first_wherever_it_begins(
     ):
         for cuts in every_cut(len(ids)):
             assert Driver(table).stream(ids, cuts).text.decode() == tokenizer.decode(ids)
+    kernel = Kernel(table.buffer)
+    for token in vocab.values():
+        assert kernel.token_text(token) == tokenizer.decode([token], skip_special_tokens=False)
 
 
 def test_a_run_is_whole_up_to_256_bytes_and_then_flows(table_of: Tables, tokenizer_of: Tokenizers) -> None:
