@@ -1,6 +1,8 @@
 """A BATCH comes out as it went in, or not at all."""
 
 import pickle
+import sys
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -395,3 +397,26 @@ def test_only_columns_that_lie_in_their_bodies_are_joined() -> None:
         join_columns((whole,))  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         join_columns([raw])  # type: ignore[list-item]
+
+
+def test_nothing_stays_of_what_was_looked_at_and_joined() -> None:
+    raw, broken = join(encode_batch(1 << 40, *_columns("<"))), sealed(bytearray(body_of(egress())[:-12]))
+    text, whole = bytes(body_of(egress())), _check_all(raw)
+    far = int("1" * 30)
+    elsewhere = Checked(raw, far, 1, 3, 3, None)
+
+    def look() -> tuple[int, int]:
+        for _ in range(1000):
+            assert plain(raw) is not None
+            assert plain(text) is not None
+            assert plain(broken) is None
+            join_columns([whole, whole])
+            with suppress(ValueError, OverflowError):
+                join_columns([whole, elsewhere])
+        return sys.getallocatedblocks(), sum(map(sys.getrefcount, (raw, whole, far)))
+
+    look()
+    blocks, references = look()
+    more_blocks, more_references = look()
+    assert more_blocks - blocks < 500
+    assert more_references - references < 500
