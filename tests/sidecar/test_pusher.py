@@ -1,10 +1,16 @@
 """The C base of a StepWriter by itself: what it is bound to, and that it lets go of it."""
 
+import os
 import sys
 
 import numpy as np
 import pytest
+from outfeed.ring import Doorbell, Ring
+from outfeed.ring.frames import Tag
+from outfeed.ring.route import make_route
 from outfeed.sidecar._push import Pusher
+from outfeed.sidecar.rows import RowTable
+from outfeed.sidecar.steps import StepWriter
 
 
 def bound(memory: bytearray) -> Pusher:
@@ -36,6 +42,23 @@ def test_it_is_bound_once() -> None:
     second.append(0)
     with pytest.raises(BufferError):
         first.append(0)
+
+
+def test_a_second_binding_that_is_refused_changes_nothing() -> None:
+    name, route, table = f"outfeed-t-pusher-{os.getpid()}", make_route(0, 0, 1, 1), RowTable(1, 64)
+    table.open(route, 0)
+    with (
+        Ring.create(name, lanes=1, consumers=1, capacity=4096) as ring,
+        Doorbell.create(f"{name}.bell") as bell,
+        ring.consumer(0, bell) as shard,
+        ring.writer(0) as lane,
+    ):
+        ring.unlink()
+        steps = StepWriter(lane, table)
+        with pytest.raises(RuntimeError, match="once"):
+            steps._bind(9, (1, 1, 1, 1, memoryview(bytearray(8))), (1, 1, 1, 1))
+        steps.push(np.array([route], np.uint64), np.ones(1, np.int32), None, b"\x90", 0.0)
+        assert [tag for _, tag, _ in shard.read()] == [Tag.BATCH]
 
 
 def test_its_memory_is_its_owners_again_and_nothing_of_it_stays() -> None:
