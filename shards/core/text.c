@@ -101,6 +101,7 @@ static bool run_byte(struct ofs_shard *shard, slot *s, uint8_t byte)
     unsigned unit;
     if (!extra) return false;
     if (s->state & SLOT_BROKEN) return emit_replacements(shard, s, 1);
+    if (!(s->state & SLOT_RUN)) s->tail_len = 0; /* a damaged table's: left open by tokens that are no byte tokens */
     s->state |= SLOT_RUN;
     if (extra->run_len >= RUN_MAX) return false; /* cannot be: a full run is sent below */
     extra->run[extra->run_len++] = byte;

@@ -1,6 +1,7 @@
 """Every argument is checked at the door, with a message that holds the value; nothing is written then."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,23 @@ def test_a_closed_ring_says_so(ring: Ring, bell: Doorbell) -> None:
     for call in calls:
         with pytest.raises(RingError, match="is closed"):
             call()
+
+
+@pytest.mark.parametrize("text", ["x" * 63, "azAZ09-_.", "a", "9-"])
+def test_a_doorbells_name_is_a_files(ring: Ring, bell: Doorbell, text: str) -> None:
+    ring.consumer(0, named(bell, text)).close()
+
+
+@pytest.mark.parametrize("text", ["", "x" * 64, "x" * 65, "-a", "_a", ".a", *(f"a{c}" for c in " /:@[`{é")])
+def test_a_doorbells_name_that_is_none_claims_nothing(ring: Ring, bell: Doorbell, text: str) -> None:
+    with pytest.raises(RingError, match="code -14"):
+        ring.consumer(0, named(bell, text))
+    ring.consumer(0, bell).close()
+
+
+def named(bell: Doorbell, text: str) -> Any:
+    """A doorbell, but for its name."""
+    return SimpleNamespace(name=text, _bell=bell._bell, _base=bell._base)
 
 
 @pytest.mark.parametrize("spin", [-1e-9, 0.0101, float("nan")])

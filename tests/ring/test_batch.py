@@ -1,6 +1,8 @@
 """A BATCH comes out as it went in, or not at all."""
 
 import pickle
+import sys
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ from outfeed.ring._body import plain, probe
 from outfeed.ring._core import lib
 from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch, join_steps
 from outfeed.ring.checked import MAX_ROWS, PREFIX, Checked, _check_all
+from outfeed.ring.families import FAMILIES, Family, Kind, flat_family, ragged_family
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
 
@@ -252,6 +255,97 @@ def test_the_quick_look_passes_what_all_checks_pass_and_nothing_else(parts: list
     assert passed > 256
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("flat rows", [0, 0], "output_logprobs rows: not ascending"),
+        ("flat rows", [2, 1], "output_logprobs rows: not ascending"),
+        ("flat rows", [2**32 - 1, 0], "output_logprobs rows: not ascending"),
+        ("flat rows", [0, 3], "output_logprobs rows: 3 in a batch of 3 rows"),
+        ("flat rows", [1, 2**32 - 1], "output_logprobs rows: 4294967295 in a batch of 3 rows"),
+        ("flat counts", [1, 1], "output_logprobs: sum of counts 2, positions 3"),
+        ("flat counts", [2**32 - 1, 4], "output_logprobs: sum of counts 4294967299, positions 3"),
+        ("ragged rows", [3], "output_top_logprobs rows: 3 in a batch of 3 rows"),
+        ("ragged counts", [1], "output_top_logprobs: sum of counts 1, positions 2"),
+        ("ragged lengths", [2, 2], "output_top_logprobs: sum of lengths 4, entries 3"),
+    ],
+)
+def test_a_family_whose_numbers_lie_is_refused(column: str, values: list[int], says: str) -> None:
+    """Whoever wrote them made the check right as well."""
+    families: list[Family | None] = [None] * FAMILIES
+    families[Kind.OUTPUT_LOGPROBS] = flat_family([(0, [-1, -2], [5, 6]), (2, [-3], [7])])
+    tops = [([-1], [5]), ([-2, -3], [6, 7])]
+    families[Kind.OUTPUT_TOP_LOGPROBS] = ragged_family([(1, tops)])
+    body = bytearray(body_of(encode_batch(1, *_columns("<"), families=families)))
+    assert len(decode_batch(sealed(body)).families) == FAMILIES
+    ragged, flat = len(body) - 40, len(body) - 80
+    at = {
+        "flat rows": flat,
+        "flat counts": flat + 8,
+        "ragged rows": ragged,
+        "ragged counts": ragged + 4,
+        "ragged lengths": ragged + 8,
+    }[column]
+    body[at : at + 4 * len(values)] = np.array(values, "<u4").tobytes()
+    with pytest.raises(BadBatch, match=says):
+        decode_batch(sealed(body))
+
+
+@pytest.mark.parametrize(
+    ("at", "count"), [(41, 0), (44, 1), (40, 1), (37, 1), (0, 11), (0, 2**62), (2**63, 1)]
+)
+def test_numbers_outside_a_body_are_not_added_up(at: int, count: int) -> None:
+    body = np.arange(1, 11, dtype="<u4").tobytes()
+    assert lib.outfeed_sum_u32(body, 40, 0, 10) == 55
+    assert lib.outfeed_sum_u32(body, 40, at, count) == 2**64 - 1
+    assert lib.outfeed_ascending_u32(body, 40, 0, 10, 11)
+    assert not lib.outfeed_ascending_u32(body, 40, at, count, 2**32 - 1)
+
+
+def test_text_that_is_none_is_seen_wherever_it_is_spoilt() -> None:
+    columns, generated = _columns("<"), np.array([2, 1, 1], "<u4")
+    for size in range(1, 18):
+        lens = np.array([0, size, 0], "<u4")
+        whole = bytearray(
+            body_of(encode_batch(1, *columns, generated=generated, text_lens=lens, text=b"a" * size))
+        )
+        assert decode_batch(sealed(whole)).text == b"a" * size
+        for place in range(size):
+            for value in (0x80, 0xC3):
+                changed = bytearray(whole)
+                changed[len(whole) - size - -size % 4 + place] = value
+                with pytest.raises(BadBatch):
+                    decode_batch(sealed(changed))
+
+
+def test_a_rows_text_that_begins_inside_a_character_is_seen() -> None:
+    whole = bytearray(body_of(egress()))
+    at = len(whole) - 12 - 12
+    assert np.frombuffer(whole, "<u4", 3, at).tolist() == [1, 2, 7]
+    for lens in ([2, 1, 7], [1, 3, 6], [1, 6, 3]):
+        whole[at : at + 12] = np.array(lens, "<u4").tobytes()
+        with pytest.raises(BadBatch):
+            decode_batch(sealed(whole))
+
+
+def test_a_header_ends_where_it_says() -> None:
+    whole = bytearray(body_of(encode_batch(1, *_columns("<"))))
+    header_len = PREFIX.unpack_from(whole)[0]
+    assert header_len % 8
+    whole[:4] = (header_len + 1).to_bytes(4, "little")  # into its own padding
+    with pytest.raises(BadBatch):
+        decode_batch(sealed(whole))
+
+
+def test_a_body_has_no_more_rows_than_a_reader_takes() -> None:
+    for rows, fits in ((MAX_ROWS, True), (MAX_ROWS + 1, False)):
+        header = msgspec.msgpack.encode((1, 7, rows, 0, (), None, (), None))
+        padded = header + bytes(-len(header) % 8)
+        body = sealed(bytearray(PREFIX.pack(len(header), 0, 0) + padded + bytes(20 * rows)))
+        assert (plain(body) is not None) == fits
+        assert (all_checks(body) is not None) == fits
+
+
 def test_what_has_more_than_rows_and_tokens_is_left_to_all_checks() -> None:
     assert plain(join(step())) is None
     assert plain(join(egress())[:-1]) is None
@@ -303,3 +397,26 @@ def test_only_columns_that_lie_in_their_bodies_are_joined() -> None:
         join_columns((whole,))  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         join_columns([raw])  # type: ignore[list-item]
+
+
+def test_nothing_stays_of_what_was_looked_at_and_joined() -> None:
+    raw, broken = join(encode_batch(1 << 40, *_columns("<"))), sealed(bytearray(body_of(egress())[:-12]))
+    text, whole = bytes(body_of(egress())), _check_all(raw)
+    far = int("1" * 30)
+    elsewhere = Checked(raw, far, 1, 3, 3, None)
+
+    def look() -> tuple[int, int]:
+        for _ in range(1000):
+            assert plain(raw) is not None
+            assert plain(text) is not None
+            assert plain(broken) is None
+            join_columns([whole, whole])
+            with suppress(ValueError, OverflowError):
+                join_columns([whole, elsewhere])
+        return sys.getallocatedblocks(), sum(map(sys.getrefcount, (raw, whole, far)))
+
+    look()
+    blocks, references = look()
+    more_blocks, more_references = look()
+    assert more_blocks - blocks < 500
+    assert more_references - references < 500

@@ -8,7 +8,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.ring import Consumer, CorruptLane, Doorbell, LaneWriter, Ring, RingError, RingFull, segment, wait
-from outfeed.ring._core import lib
 
 from tests.eventually import until
 
@@ -238,31 +237,64 @@ def test_a_quarantine_between_reserve_and_commit_ends_the_reservation(make_ring:
 def test_a_doorbell_name_from_shared_memory_is_only_ever_a_name(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring()
     writer, consumer = ring.writer(0), ring.consumer(0, bell)
-    short, wide, none = (Path(f"/dev/shm/{bell.name}.{what}") for what in ("short", "wide", "none"))
-    short.touch(mode=0o600)  # ringing it would be a SIGBUS
-    wide.write_bytes(Path(f"/dev/shm/{bell.name}").read_bytes())
-    wide.chmod(0o666)  # anybody may have made it
-    none.touch(mode=0o600)
-    none.write_bytes(bytes(lib.RING_BELL_BYTES))  # somebody's file, which a ring would change
-    before = wide.read_bytes()
-    for name in (
-        b"../../etc/passwd",
+    real = Path(f"/dev/shm/{bell.name}").read_bytes()
+    files = {
+        "short": b"",  # ringing it would be a SIGBUS
+        "long": real + b"\0",
+        "wide": real,  # anybody may have made it
+        "none": bytes(len(real)),  # somebody's file, which a ring would change
+        "foreign": real,
+        "elsewhere": real,
+    }
+    paths = {what: Path(f"/dev/shm/{bell.name}.{what}") for what in files}
+    for what, content in files.items():
+        paths[what].touch(mode=0o600)
+        paths[what].write_bytes(content)
+    paths["wide"].chmod(0o666)
+    link = Path(f"/dev/shm/{bell.name}.link")
+    link.symlink_to(paths["elsewhere"])
+    with suppress(OSError):  # who is not root cannot give a file away, and cannot open who else's is private
+        os.chown(paths["foreign"], 1, -1)
+    if paths["foreign"].stat().st_uid == os.geteuid():
+        del files["foreign"], paths["foreign"]
+    names = [path.name.encode() for what, path in paths.items() if what != "elsewhere"]
+    names += [
+        f"../shm/{paths['elsewhere'].name}".encode(),
         b"x" * 64,
         b"y" * 63,
         b"",
         b"a b",
         b"/" + bell.name.encode(),
-        ring.name.encode(),
-        short.name.encode(),
-        wide.name.encode(),
-        none.name.encode(),
-    ):
-        point_at(ring, name)
+    ]
+    names += [ring.name.encode(), link.name.encode()]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    try:
+        for name in names:
+            point_at(ring, name)
+            writer.write(1, b"")
+            assert len(consumer.read()) == 1
+            consumer.release()
+    finally:
+        link.unlink()
+    assert {what: path.read_bytes() for what, path in paths.items()} == files
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert f"{bell.name}." not in Path("/proc/self/maps").read_text()
+
+
+def test_a_doorbell_is_held_until_the_next_one_and_without_a_descriptor(
+    make_ring: MakeRing, bell: Doorbell
+) -> None:
+    ring = make_ring()
+    writer, _consumer = ring.writer(0), ring.consumer(0, bell)
+    other = Path(f"/dev/shm/{bell.name}.other")
+    other.touch(mode=0o600)
+    other.write_bytes(Path(f"/dev/shm/{bell.name}").read_bytes())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for name in (other.name, bell.name, other.name, "none"):
+        point_at(ring, name.encode())
         writer.write(1, b"")
-        assert len(consumer.read()) == 1
-        consumer.release()
-    assert wide.read_bytes() == before
-    assert none.read_bytes() == bytes(lib.RING_BELL_BYTES)
+        assert (other.name in Path("/proc/self/maps").read_text()) == (name == other.name)
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def point_at(ring: Ring, bell_name: bytes) -> None:

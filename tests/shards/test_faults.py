@@ -12,7 +12,7 @@ from outfeed.ring.frames import DecodeOptions
 from outfeed.shards.fallback import MAX_CONTEXT, MAX_PENDING, TokenizerText
 from outfeed.shards.kernel import Kernel
 from outfeed.shards.pipeline import byte_level
-from outfeed.shards.table import TokenTable
+from outfeed.shards.table import BYTE, ENTRY_BYTES, HEADER_BYTES, TokenTable
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from .conftest import WITH_TABLE
@@ -297,6 +297,18 @@ def test_any_bytes_as_ids_do_no_harm(table_of: Tables) -> None:
             ids = rng.integers(-(2**31), 2**31, 500).astype(np.int32)
             ids[::3] %= 700
             driver.stream(ids.tolist(), sorted(rng.integers(1, 499, 5).tolist())).text.decode()
+
+
+@pytest.mark.parametrize("open_bytes", [b"\xe6", b"\xe6\x97", b"\xf0\x9f\x98"])
+def test_a_byte_token_behind_a_character_that_others_left_open(
+    open_bytes: bytes, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """No tokenizer has both kinds. A damaged table can, and they are text all the same."""
+    of_byte, raw = byte_ids(tokenizer_of("bytelevel_added")), bytearray(table_of("bytelevel_added").buffer)
+    raw[HEADER_BYTES + ENTRY_BYTES * of_byte[0xA5] + 1] |= BYTE
+    ids = np.array([of_byte[byte] for byte in open_bytes + b"\xa5e"], np.int32)
+    text, _ = Kernel(bytes(raw)).decode_each(ids, np.array([len(ids)], np.uint32), 0)
+    assert text.decode() == "\ufffde"
 
 
 @settings(max_examples=200)

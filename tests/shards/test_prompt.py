@@ -78,6 +78,38 @@ def test_a_broken_prompt_stays_broken(name: str, table_of: Tables, tokenizer_of:
         assert heard.text.decode() == want
 
 
+def test_a_prompt_that_is_a_broken_character_has_a_text(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """So the space that the output begins with is not the text's first."""
+    tokenizer = tokenizer_of("metaspace_bpe")
+    ids = tokenizer.encode("the", add_special_tokens=False).ids
+    assert tokenizer.decode([byte_ids(tokenizer)[0xE6], *ids]) == "\ufffd the"
+    heard = Driver(table_of("metaspace_bpe")).stream(ids, prompt=[byte_ids(tokenizer)[0xE6]])
+    assert heard.text.decode() == " the"
+
+
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_unigram", "metaspace_stripped"])
+def test_what_is_kept_of_a_prompt_may_say_nothing(
+    name: str, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """Its text began all the same: the output's first token is not the text's."""
+    tokenizer = tokenizer_of(name)
+    word, special = tokenizer.encode("the", add_special_tokens=False).ids[0], tokenizer.get_vocab()["</s>"]
+    prompt = [word] * 3 + [special] * 70
+    heard = Driver(table_of(name)).stream([word, word], [1], prompt=prompt)
+    assert heard.text.decode() == tokenizer.decode([word] * 5)[len(tokenizer.decode([word] * 3)) :]
+
+
+def test_three_bytes_may_be_the_rest_of_a_character_and_four_are_not(
+    table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    tokenizer = tokenizer_of("metaspace_bpe")
+    of_byte, word = byte_ids(tokenizer), tokenizer.encode("the", add_special_tokens=False).ids[-1]
+    for before, kept in ((b"\xf0", "😀".encode()[1:] + b"e" * 61), (b"\x99", b"\x99" * 4 + b"e" * 60)):
+        prompt, ids = [of_byte[byte] for byte in before + kept], [of_byte[0x65], word]
+        want = tokenizer.decode(prompt + ids)[len(tokenizer.decode(prompt)) :]
+        assert Driver(table_of("metaspace_bpe")).stream(ids, [1], prompt=prompt).text.decode() == want
+
+
 @pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
 @pytest.mark.parametrize("rest", [b"\xff", b"a\xe6", b"\xa5\xa5"])
 def test_output_that_breaks_the_prompts_run_says_nothing_of_the_prompt_again(
@@ -107,8 +139,53 @@ def test_a_replacement_character_of_the_prompts_own_is_not_said_again(
         assert Driver(table_of(name)).stream(rest, cuts, prompt=ids).text.decode() == "日!"
 
 
+@pytest.mark.parametrize("name", BYTE_TOKENIZERS)
+def test_a_replacement_character_of_the_outputs_own_is_said(
+    name: str, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """Spelled in bytes, whole in the output: none of it is the prompt's."""
+    of_byte = byte_ids(tokenizer_of(name))
+    ids = [of_byte[byte] for byte in "\ufffd\ufffde".encode()]
+    word = tokenizer_of(name).encode("the", add_special_tokens=False).ids
+    for prompt in ([], word, [of_byte[0x65]]):
+        for cuts in every_cut(len(ids)):
+            heard = Driver(table_of(name)).stream(ids, cuts, prompt=prompt)
+            assert heard.text.decode() == "\ufffd\ufffde"
+
+
+@pytest.mark.parametrize("begun", [1, 2])
+def test_a_replacement_character_that_the_prompts_run_began_is_not_said_again(
+    begun: int, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    of_byte = byte_ids(tokenizer_of("metaspace_bpe"))
+    spelled = [of_byte[byte] for byte in "\ufffd日e".encode()]
+    for cuts in every_cut(len(spelled) - begun):
+        driver = Driver(table_of("metaspace_bpe"))
+        heard = driver.stream(spelled[begun:], cuts, prompt=[of_byte[0x65], *spelled[:begun]])
+        assert heard.text.decode() == "日e"
+
+
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
+@pytest.mark.parametrize("rest", [b"\xff", b"e", b"\xe6", b"\x97\xff", b"\x97e\xe6\x97", b""])
+def test_output_that_breaks_a_character_of_the_prompts_run_says_its_own_bytes_only(
+    name: str, rest: bytes, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """With a word behind them, with more bytes behind it, and at the end."""
+    tokenizer = tokenizer_of(name)
+    of_byte, word = byte_ids(tokenizer), tokenizer.encode("the", add_special_tokens=False).ids[-1]
+    spelled = [of_byte[byte] for byte in rest]
+    for behind in ([], [word], [word, of_byte[0xFF], word]):
+        for cuts in every_cut(len(spelled + behind)):
+            driver = Driver(table_of(name))
+            heard = driver.stream(spelled + behind, cuts, prompt=[of_byte[byte] for byte in b"e\xe6"])
+            want = "\ufffd" * len(rest) + tokenizer.decode([of_byte[0x65], *behind])[1:]
+            assert heard.text.decode() == want
+
+
 @pytest.mark.parametrize("name", ["bytelevel_added", "bytelevel_replaced"])
-@pytest.mark.parametrize("rest", [b"\xa5e\xe6", b"\xa5\xff", b"\xe6", b"e\xe6\x97", b"\xa5e\xf0\x9f\x91e"])
+@pytest.mark.parametrize(
+    "rest", [b"\xa5e\xe6", b"\xa5\xff", b"\xe6", b"e\xe6\x97", b"\xa5e\xf0\x9f\x91e", b""]
+)
 def test_a_character_that_the_prompt_began_excuses_no_later_one(
     name: str, rest: bytes, table_of: Tables, tokenizer_of: Tokenizers
 ) -> None:

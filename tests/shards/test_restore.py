@@ -9,12 +9,13 @@ from outfeed.ring.batch import decode_batch, encode_batch
 from outfeed.ring.families import flat_family, ragged_family
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Restore
+from outfeed.shards.kernel import Kernel, Ready
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
 from .conftest import NAMES
 from .driver import READER, SHARD, Driver, i32
-from .tokenizers_here import TEXT
+from .tokenizers_here import TEXT, byte_ids
 
 Tables = Callable[[str], TokenTable]
 Tokenizers = Callable[[str], Tokenizer]
@@ -126,6 +127,62 @@ def test_a_detected_stop_is_found_again_by_the_next_shard(table_of: Tables, toke
         driver.step([(route, ids[at:])])
         assert driver.heard[route].text == b"one two three "
         assert driver.heard[route].ended_here
+
+
+@pytest.mark.parametrize(
+    ("delivered", "rows"),
+    [
+        (0, ["ab", "", "é", "c", "d"]),  # all of it is owed, once
+        (1, ["b", "", "é", "c", "d"]),
+        (2, ["", "", "é", "c", "d"]),
+        (3, ["", "", "", "c", "d"]),  # a part of a character, and the rest of it is nobody's
+        (4, ["", "", "", "c", "d"]),
+        (5, ["", "", "", "", "d"]),
+    ],
+)
+def test_a_restored_stream_goes_on_where_its_client_is(
+    delivered: int, rows: list[str], table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """However many bytes that is, behind or ahead of what the ids make: nobody waits for a stop string."""
+    of_byte = byte_ids(tokenizer_of("bytelevel_added"))
+    a, b, open_byte, rest, c, d = (of_byte[byte] for byte in "abécd".encode())
+    driver = Driver(table_of("bytelevel_added"))
+    route = driver.start()
+    driver.decoder.restore(Restore(route, "rid", DecodeOptions(), b"", 0, i32([a, b]), delivered))
+    driver._next[route] = driver.heard[route].generated = 2
+    for token in (None, open_byte, rest, c, d):
+        driver.step([(route, [] if token is None else [token])])
+    assert driver.heard[route].pieces == rows
+
+
+def test_what_was_delivered_did_not_stop(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """Whatever it says: the request goes on, and stops at the next one."""
+    vocab = tokenizer_of("bytelevel_added").get_vocab()
+    a, b, c = (vocab[letter] for letter in "abc")
+    driver, options = Driver(table_of("bytelevel_added")), DecodeOptions(stop=["b"], detect_stops=True)
+    route = driver.start(options)
+    driver.decoder.forget(route)
+    driver.decoder.restore(Restore(route, "rid", options, b"", 0, i32([a, b, a]), 3))
+    driver._next[route] = driver.heard[route].generated = 3
+    driver.step([(route, [c, b, c])])
+    assert (driver.heard[route].text, driver.heard[route].ids) == (b"c", [c, b])
+    assert driver.heard[route].finish == FinishReason.stop("b")
+
+
+def test_ready_made_text_that_is_not_all_there_restores_nothing() -> None:
+    kernel = Kernel(None)
+    for lens, restored in (([1, 1, 0], b"ab"), ([1, 2, 0], None), ([2**32 - 1, 2**32 - 1, 0], None)):
+        kernel.register(1, 0, [], b"", 0)
+        ready = Ready(b"ab", np.array(lens, "<u4"))
+        if restored is None:
+            with pytest.raises(MemoryError, match="2 ids cannot be restored"):
+                kernel.restore(1, i32([5, 6]), 2, ready)
+        else:
+            assert kernel.restore(1, i32([5, 6]), 2, ready) == restored
+            kernel.forget(1)
+            kernel.register(1, 0, [], b"", 0)
+            assert kernel.restore(1, i32([5, 6]), 1, ready) == restored[:1]
+        kernel.forget(1)
 
 
 def test_a_pattern_that_began_before_the_take_over_matches(

@@ -172,7 +172,7 @@ def test_a_list_of_matched_tokens_is_dropped_as_far_as_it_lies_in_the_row(
     assert (heard.text, heard.ids) == (b"abc", ids[:3])
 
 
-@pytest.mark.parametrize("matched", [10**12, [2**40], -(2**40), [], None, True, 1.5, {"a": 1}])
+@pytest.mark.parametrize("matched", [10**12, [2**40], -(2**40), [], "", None, True, 1.5, {"a": 1}])
 def test_a_match_that_is_no_token_trims_nothing(driver: Driver, spell: Spell, matched: object) -> None:
     heard = driver.stream(spell("abc"), [], FinishReason({"type": "stop", "matched": matched}))
     assert heard.text == b"abc"
@@ -294,6 +294,20 @@ def test_a_stop_before_the_least_number_of_tokens_is_text(
             if not driver.heard[route].ended_here:
                 successor.step([(route, ids[cut:])], {route: FinishReason.length(len(ids))})
             assert (driver.heard[route].text.decode(), driver.heard[route].finish) == (kept, finish)
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_stop_that_the_end_of_the_text_completes_comes_with_the_last_token_that_is_kept(
+    driver: Driver, spell: Spell, trimmed: bool
+) -> None:
+    """An open character becomes U+FFFD at the end, and that is what stops."""
+    ids = [*spell("a"), spell("é")[0], *(spell("z") if trimmed else [])]
+    finish = FinishReason.stop(ids[-1]) if trimmed else FinishReason.length(2)
+    for least, text, found in ((2, b"a", FinishReason.stop("\ufffd")), (3, "a\ufffd".encode(), finish)):
+        options = DecodeOptions(stop=["\ufffd"], detect_stops=True, min_new_tokens=least)
+        for cuts in ([], [1]):
+            heard = driver.stream(ids, cuts, finish, options)
+            assert (heard.text, heard.finish) == (text, found)
 
 
 def expected(text: str, stops: list[str]) -> tuple[str, str] | None:

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from outfeed.ring import NoRoom, segment
 from outfeed.shards import pipeline, table
@@ -287,6 +289,76 @@ def test_every_token_has_bytes_and_nothing_else_has(
         else:
             assert found is not None
             assert found.decode(errors="replace").lstrip(" ") == decoder.token_text(token).lstrip(" ")
+
+
+HEADER = (
+    "magic",
+    "version",
+    "ids",
+    "firsts",
+    "meta_len",
+    "blob_len",
+    "strip_count",
+    "strip_char",
+    "strip_len",
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fits"),
+    [
+        ("magic", b"OUTFEEDU", False),
+        ("version", table.VERSION - 1, False),
+        ("version", table.VERSION + 1, False),
+        ("ids", 1 << 28, False),
+        ("firsts", 1, False),
+        ("meta_len", None, False),
+        ("blob_len", None, False),
+        ("blob_len", (1 << 64) - 64, False),
+        ("strip_count", 256, False),
+        ("strip_count", 255, True),
+        ("strip_len", 0, False),
+        ("strip_len", 5, False),
+        ("strip_len", 4, True),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(
+    table_of: Tables, field: str, value: int | bytes | None, fits: bool
+) -> None:
+    """None: one more than there is. Everything lies where the header says, so it is all that is looked at."""
+    good = bytes(table_of("bytelevel_added").buffer)
+    fields: dict[str, Any] = dict(zip(HEADER, table._HEADER.unpack_from(good), strict=True))
+    fields |= {"strip_count": 1, "strip_len": 1}
+    Kernel(table._HEADER.pack(*fields.values()) + good[table.HEADER_BYTES :])
+    fields[field] = fields[field] + 1 if value is None else value
+    if field == "firsts":
+        fields["blob_len"] -= table.ENTRY_BYTES  # so that it is as long as it says
+    raw = table._HEADER.pack(*fields.values()) + good[table.HEADER_BYTES :]
+    if fits:
+        Kernel(raw)
+    else:
+        with pytest.raises(TableError):
+            Kernel(raw)
+
+
+def test_a_table_that_is_cut_off_or_not_aligned_is_refused(table_of: Tables) -> None:
+    good = bytes(table_of("bytelevel_added").buffer)
+    for size in (0, 1, table.HEADER_BYTES - 1, table.HEADER_BYTES, len(good) - 1):
+        with pytest.raises(TableError):
+            Kernel(good[:size])
+    with pytest.raises(TableError):
+        Kernel(memoryview(b"\0" + good)[1:])
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(0, 1 << 31), ((1 << 32) - 16, 32), ((1 << 32) - 1, (1 << 32) - 1), (0, 14)]
+)
+def test_a_long_token_that_is_not_in_the_table_is_none(table_of: Tables, offset: int, length: int) -> None:
+    raw = bytearray(table_of("bytelevel_added").buffer)
+    raw[64:80] = table._LONG_ENTRY.pack(table.LONG, table.KNOWN | table.CLEAN, 0, offset, length, 0)
+    kernel = Kernel(bytes(raw))
+    assert kernel.token_text(0) == ""
+    assert kernel.decode_each(np.zeros(2, np.int32), np.ones(2, np.uint32), 0)[0] == b""
 
 
 def test_a_damaged_table_has_no_bytes_outside_itself(table_of: Tables) -> None:

@@ -1,11 +1,14 @@
 """The text is the tokenizer's own, whatever the tokenizer and wherever rows are cut."""
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from outfeed.ring.frames import DecodeOptions
+from outfeed.shards.kernel import Kernel
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer, decoders, models
 
@@ -73,6 +76,70 @@ def test_runs_of_byte_tokens_cut_anywhere(name: str, table_of: Tables, tokenizer
         for cuts in ([], list(range(1, len(ids))), [len(ids) // 2]):
             assert driver.stream(ids, cuts).text.decode() == want, ids
     assert 10 < broken < 50
+
+
+def test_any_bytes_become_what_python_makes_of_them(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """Every first byte of a character, and what is just in and just out of reach behind it."""
+    some = [0, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xDF, 0xE0, 0xED, 0xF0, 0xF4, 0xFF]
+    raw = list(map(bytes, itertools.product(range(0x7F, 0x100), some, some)))
+    raw += map(bytes, itertools.product(range(0xEF, 0xF8), some, some, some))
+    ids = np.zeros(256, np.int32)
+    for byte, token in byte_ids(tokenizer_of("bytelevel_added")).items():
+        ids[byte] = token
+    lens = np.array([len(spelled) for spelled in raw], np.uint32)
+    spelled = ids[np.frombuffer(b"".join(raw), np.uint8)]
+    text, ends = Kernel(table_of("bytelevel_added").buffer).decode_each(spelled, lens, 0)
+    at = 0
+    for spelled_bytes, end in zip(raw, np.cumsum(ends).tolist(), strict=True):
+        assert text[at:end].decode() == spelled_bytes.decode(errors="replace")
+        at = end
+
+
+@pytest.mark.parametrize("strip", [1, 2, 3])
+def test_spaces_that_are_stripped_are_the_texts_first_wherever_it_begins(
+    strip: int, tmp_path: Path, tokenizer_path: Callable[[str], Path]
+) -> None:
+    """Behind tokens that have no text, and in tokens that are no more than a space."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_path("metaspace_bpe")))
+    tokenizer.add_tokens(["~~"])
+    steps = [decoders.Replace("~~", ""), decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", strip, 0)])
+    file = tmp_path / "tokenizer.json"
+    tokenizer.save(str(file))
+    table, vocab, of_byte = TokenTable.compile(file), tokenizer.get_vocab(), byte_ids(tokenizer)
+    assert not table.fallback
+    nothing, space, e, byte_space = vocab["~~"], vocab["▁"], vocab["e"], of_byte[0x20]
+    for ids in (
+        [nothing, space, space, e, space],
+        [space, nothing, space, space, space, e],
+        [nothing, byte_space, nothing, byte_space, space, e],
+        [e, space, space],
+        [space, e, space, e],
+    ):
+        for cuts in every_cut(len(ids)):
+            assert Driver(table).stream(ids, cuts).text.decode() == tokenizer.decode(ids)
+    kernel = Kernel(table.buffer)
+    for token in vocab.values():
+        assert kernel.token_text(token) == tokenizer.decode([token], skip_special_tokens=False)
+
+
+def test_a_run_is_whole_up_to_256_bytes_and_then_flows(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """Past that what is complete is text, whatever comes behind it; an open character goes on."""
+    tokenizer = tokenizer_of("metaspace_bpe")
+    of_byte, word = byte_ids(tokenizer), tokenizer.encode("the", add_special_tokens=False).ids[-1]
+    a, broken, spoken = of_byte[0x61], of_byte[0xFF], tokenizer.decode([of_byte[0x61], word])[1:]
+    sun = [of_byte[byte] for byte in "日".encode()]
+    for prompt, ids, want in (
+        ([], [a] * 255 + [broken], "\ufffd" * 256),
+        ([], [a] * 256 + [broken], "a" * 256 + "\ufffd"),
+        ([], [a, *sun * 85, *[a] * 255, *sun * 2], "a" + "日" * 85 + "a" * 255 + "日日"),
+        ([a], [*sun[1:], broken, word, *sun * 90], "\ufffd" * 3 + spoken + "日" * 90),
+        ([a, sun[0]], [*sun[1:], *[a] * 260, broken], "日" + "a" * 253 + "\ufffd" * 8),
+    ):
+        for cuts in ([], [1, 100, 254, 255, 256, 257]):
+            cuts = [cut for cut in cuts if cut < len(ids)]
+            heard = Driver(table_of("metaspace_bpe")).stream(ids, cuts, prompt=prompt)
+            assert heard.text.decode() == want
 
 
 @pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])

@@ -128,10 +128,23 @@ def test_rows_come_as_anything_numpy_understands(bench: Bench, port: SchedulerPo
         (([A], np.array([1 << 63], np.uint64)), r"ids\[0\] is 9223372036854775808: expected"),
         (([A], np.array([-1 << 63], np.int64)), r"ids\[0\] is -9223372036854775808: expected"),
         (([-1], [1]), r"routes\[0\] is -1: expected 0 to"),
+        # As wide as what the C pass takes, and of the other sign.
+        ((np.array([-1], "i8"), np.array([1], "i4")), r"routes\[0\] is -1: expected 0 to"),
+        ((np.array([A, A], "u8"), np.array([1, 1 << 31], "u4")), r"ids\[1\] is 2147483648: expected"),
+        (
+            (np.array([A], "u8"), np.array([1], "i4"), np.array([-1], "i4")),
+            r"counts\[0\] is -1: expected 0 to",
+        ),
         (([1 << 64], [1]), "routes has dtype object: expected whole numbers from 0 to 18446744073709551615"),
         (([A], [1], [-1]), r"counts\[0\] is -1: expected 0 to"),
         (([A], [1], np.array([1 << 32])), r"counts\[0\] is 4294967296: expected 0 to"),
         (([[A]], [1]), r"routes has shape \(1, 1\): expected a list or an array of one dimension"),
+        ((np.array([[A]], "u8"), np.array([1], "i4")), r"routes has shape \(1, 1\): expected"),
+        ((np.array([A], "u8"), np.array([[1]], "i4")), r"ids has shape \(1, 1\): expected"),
+        (
+            (np.array([A], "u8"), np.array([1], "i4"), np.array([[1]], "u4")),
+            r"counts has shape \(1, 1\): expected",
+        ),
         ((A, [1]), "routes is a int: expected a list"),
         (({A}, [1]), "routes is a set: expected a list"),
         (([A], [[1], [2, 3]]), "ids cannot be read as an array: "),

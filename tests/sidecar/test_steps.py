@@ -268,6 +268,26 @@ def test_a_step_that_a_quarantine_cuts_off_counts_for_nothing(
     assert table.standings(1, 1)[0] == [(int(routes[0]), 0, Standing.RUNNING)]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        (b"\x90",),
+        ("\x90", 0.0),
+        (b"\x90", 0.0, b"\x90"),
+        (b"\x90", 0.0, None, b""),
+        (b"\x90", 0.0, b"\x90", None),
+        (b"\x90", 0.0, b"\x90", b"", b""),
+        (b"\x90", None),
+    ],
+)
+def test_a_push_takes_what_it_is_made_for(lane: LaneWriter, more: tuple[Any, ...]) -> None:
+    table, routes = live_row()
+    with pytest.raises(TypeError):
+        StepWriter(lane, table).push(routes, np.zeros(1, np.int32), None, *more)
+    assert table.pushed == (0, 0, 0)
+
+
 def test_a_closed_port_refuses_to_push(bench: Bench, port: SchedulerPort) -> None:
     (route,) = receive(bench, port, 1)
     port.close()
@@ -301,6 +321,49 @@ def test_signals_make_a_wait_for_room_neither_shorter_nor_longer(bench: Bench, p
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert 3 <= len(signals) < 500
+
+
+def test_a_handler_that_raises_ends_a_wait_for_room(bench: Bench, port: SchedulerPort) -> None:
+    """And nothing of the step was handed over: the same can be pushed again."""
+    (route,) = receive(bench, port, 1)
+    pushed = 0
+    with contextlib.suppress(RingFull):
+        while True:
+            port.push_tokens([route], [1] * 1000, [1000])
+            pushed += 1
+
+    def leave(number: int, frame: object) -> None:
+        raise InterruptedError
+
+    def push() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        port.push_tokens([route], [1] * 1000, [1000], timeout=60)
+
+    before = signal.signal(signal.SIGALRM, leave)
+    try:
+        with pytest.raises(InterruptedError):
+            push()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(bench.shard.read()) == pushed
+    bench.shard.release()
+    port.push_tokens([route], [1])
+    ((_, _, body),) = bench.shard.read()
+    assert decode_batch(body).first.tolist() == [1000 * pushed]
+
+
+def test_a_push_without_room_is_one_moment_of_fullness(bench: Bench, port: SchedulerPort) -> None:
+    """Whether it gives up at once or waits first: the lane tells how often somebody met it full."""
+    (route,) = receive(bench, port, 1)
+    with bench.instance.step() as ring:
+        with contextlib.suppress(RingFull):
+            while True:
+                port.push_tokens([route], [1] * 1000, [1000])
+        for met in range(2, 6):
+            with pytest.raises(RingFull, match=r"no room for 4\d\d\d bytes"):
+                port.push_tokens([route], [1] * 1000, [1000], timeout=0.001 * (met % 2))
+            assert ring.stats().lanes[0].full_events == met
 
 
 @pytest.mark.parametrize("timeout", [-1.0, float("nan"), 1e9])

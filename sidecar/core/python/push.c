@@ -180,7 +180,8 @@ static PyObject *Pusher_bind(PyObject *object, PyObject *args) {
     Pusher *self = (Pusher *)object;
     unsigned long long reserve, commit, cancel, handle, size, step, retract, table;
     PyObject *memory;
-    if (!PyArg_ParseTuple(args, "i(KKKKO)(KKKK)", &self->tag, &handle, &reserve, &commit, &cancel, &memory, &size, &step,
+    int tag;
+    if (!PyArg_ParseTuple(args, "i(KKKKO)(KKKK)", &tag, &handle, &reserve, &commit, &cancel, &memory, &size, &step,
                           &retract, &table))
         return NULL;
     if (self->bound) return PyErr_Format(PyExc_RuntimeError, "_bind: once");
@@ -193,6 +194,7 @@ static PyObject *Pusher_bind(PyObject *object, PyObject *args) {
     self->step = (step_call)(uintptr_t)step;
     self->retract = (retract_call)(uintptr_t)retract;
     self->table = (outfeed_table *)(uintptr_t)table;
+    self->tag = tag;
     self->bound = 1;
     Py_RETURN_NONE;
 }

@@ -61,11 +61,12 @@ static bool whole(const uint8_t *p, size_t n)
 /* A table of such tokens; sometimes byte tokens, first forms and a strip. Returned in memory of just its size. */
 static uint8_t *make_table(size_t *size)
 {
-    bool fallback = rnd(2), firsts = rnd(3) == 0, strip = rnd(3) == 0;
+    bool fallback = rnd(2), firsts = rnd(3) == 0, strip = rnd(3) == 0, wide = rnd(2);
     uint8_t blob[4096];
     table_header header = {.version = TABLE_VERSION, .ids = IDS, .firsts = firsts ? IDS : 0,
-                           .strip_count = strip ? 1 + rnd(3) : 0, .strip_char = " ", .strip_len = 1};
+                           .strip_count = strip ? 1 + rnd(3) : 0, .strip_len = wide ? 3 : 1};
     memcpy(header.magic, TABLE_MAGIC, 8);
+    memcpy(header.strip_char, wide ? "\xE2\x96\x81" : " ", header.strip_len);
     size_t count = IDS * (firsts ? 2u : 1u);
     table_entry *entries = calloc(count, sizeof *entries);
     for (size_t i = 0; i < count; i++) {
@@ -162,7 +163,7 @@ static void check_result(ofs_shard *shard, bool damaged)
         REQUIRE(out->counts[row] <= out->generated[row]);
         ofs_look look;
         REQUIRE(ofs_peek(shard, out->routes[row], &look));
-        REQUIRE(look.tail <= 3 && look.run <= 256);
+        REQUIRE(look.tail <= 3 && look.run <= 256 && (look.run == 0 || look.tail <= look.run));
         REQUIRE(look.ended || look.expected >= out->first[row] + out->generated[row]);
     }
     REQUIRE(text == out->text_bytes && tokens == out->tokens);
@@ -198,7 +199,9 @@ static void do_step(ofs_shard *shard, bool damaged)
             finishes++;
         }
     }
-    ofs_rows step = {c->routes, c->first, c->counts, c->prompt, c->ids, rows, tokens};
+    int32_t *ids = malloc(tokens ? 4 * (size_t)tokens : 1); /* of just their size, as the routes and all between are not */
+    memcpy(ids, c->ids, 4 * (size_t)tokens);
+    ofs_rows step = {c->routes, c->first, c->counts, c->prompt, ids, rows, tokens};
     if (rows && rnd(50) == 0) c->counts[rnd(rows)] = rnd(UINT32_MAX);
     ofs_finishes how = {c->finishes, finishes, c->matched, (size_t)finishes * 16};
     uint32_t keep[ROWS];
@@ -209,6 +212,7 @@ static void do_step(ofs_shard *shard, bool damaged)
     int code = ofs_decode(shard, &step, 1, reader, rnd(8) ? &how : NULL, NULL, merge ? 0 : rnd(2), merge);
     REQUIRE((planned == OFS_OK) == (code == OFS_OK));
     if (code == OFS_OK) check_result(shard, damaged);
+    free(ids);
     free(c);
 }
 
@@ -219,7 +223,10 @@ static void one_run(void)
     bool damaged = rnd(2);
     for (uint32_t n = damaged ? 1 + rnd(6) : 0; n; n--)
         table[rnd(2) ? rnd(TABLE_HEADER) : rnd((uint32_t)size)] = (uint8_t)rnd(256);
-    if (damaged && rnd(8) == 0) size = rnd((uint32_t)size + 1);
+    if (damaged && rnd(8) == 0) {
+        size = rnd(rnd(2) ? TABLE_HEADER + 1 : (uint32_t)size + 1);
+        table = realloc(table, size ? size : 1);
+    }
 #ifdef TORN
     damaged = true;
     torn_begin(table, size, state);
