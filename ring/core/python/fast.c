@@ -215,21 +215,10 @@ typedef struct {
     int building; /* frames are being made of `out`: a finalizer, or a thread that runs meanwhile, may come here again */
 } Reader;
 
-static PyObject *body_of(PyObject *view, uint64_t start, uint64_t end) {
-    PyObject *from = PyLong_FromUnsignedLongLong(start), *to = PyLong_FromUnsignedLongLong(end);
-    PyObject *slice = NULL, *body = NULL;
-    if (from && to) slice = PySlice_New(from, to, NULL);
-    if (slice) body = PyObject_GetItem(view, slice);
-    Py_XDECREF(from);
-    Py_XDECREF(to);
-    Py_XDECREF(slice);
-    return body;
-}
-
 static PyObject *frame_of(const Reader *self, Py_ssize_t i) {
     PyObject *frame = PyTuple_New(3), *lane = PyLong_FromLong((long)self->out.lane[i]);
     PyObject *tag = PyLong_FromLong((long)self->out.tag[i]);
-    PyObject *body = body_of(self->view, self->out.start[i], self->out.end[i]);
+    PyObject *body = PySequence_GetSlice(self->view, (Py_ssize_t)self->out.start[i], (Py_ssize_t)self->out.end[i]);
     if (!frame || !lane || !tag || !body) {
         Py_XDECREF(frame);
         Py_XDECREF(lane);
