@@ -3,9 +3,6 @@
 import itertools
 import mmap
 import os
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +13,8 @@ from outfeed.ring.batch import decode_batch, encode_endings
 from outfeed.ring.route import make_route
 from outfeed.sidecar.rows import RowTable
 from outfeed.sidecar.steps import MAX_ROWS, StepWriter
+
+from .waiting_thread import waiting_thread
 
 NOBODY = encode_endings(())
 ROUTE = make_route(0, 0, 1, 1)
@@ -57,34 +56,17 @@ def test_a_step_has_as_many_rows_as_it_may(ring: Ring, shard: Consumer, table: R
 def test_a_large_step_lets_other_threads_run_while_it_is_written(
     ring: Ring, shard: Consumer, table: RowTable
 ) -> None:
-    turns, over = 0, threading.Event()
-
-    def run() -> None:
-        nonlocal turns
-        while not over.is_set():
-            turns += 1
-            time.sleep(0)
-
     routes, ids = np.full(MAX_ROWS, ROUTE, np.uint64), np.zeros(MAX_ROWS, np.int32)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # so that nobody else makes this thread let go
-    other = threading.Thread(target=run)
-    other.start()
-    try:
-        with ring.writer(0) as lane:
-            steps = StepWriter(lane, table)
-            for _ in range(10_000):  # the other one is not always quick enough
-                before = turns
-                steps.push(routes, ids, None, NOBODY, 0.0)
-                if turns > before:
-                    break
-                shard.read()
-                shard.release()
-            assert turns > before
-    finally:
-        over.set()
-        sys.setswitchinterval(interval)
-        other.join()
+    with waiting_thread() as turns, ring.writer(0) as lane:
+        steps = StepWriter(lane, table)
+        for _ in range(10_000):  # the other one is not always quick enough
+            before = turns()
+            steps.push(routes, ids, None, NOBODY, 0.0)
+            if turns() > before:
+                break
+            shard.read()
+            shard.release()
+        assert turns() > before
 
 
 def test_more_ids_than_can_be_counted_are_refused(ring: Ring, table: RowTable, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import itertools
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from array import array
@@ -29,6 +28,7 @@ from outfeed.sidecar.rows import RowTable, address
 from outfeed.sidecar.steps import StepWriter
 
 from .conftest import Bench
+from .waiting_thread import waiting_thread
 
 SLOTS = 64
 GENERATIONS = itertools.count(1)
@@ -406,28 +406,12 @@ def test_a_negative_id_is_refused_wherever_it_stands(
 def test_a_push_that_finds_room_lets_no_other_thread_in_between(bench: Bench, port: SchedulerPort) -> None:
     """Who gives the GIL up for a moment may get it back a switch interval later: longer than many steps."""
     routes, ids = np.array(receive(bench, port, 1), dtype=np.uint64), np.zeros(1, dtype=np.int32)
-    turns, over = 0, threading.Event()
-
-    def run() -> None:
-        nonlocal turns
-        while not over.is_set():
-            turns += 1
-            time.sleep(0)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    other = threading.Thread(target=run)
-    other.start()
-    try:
+    with waiting_thread() as turns:
         for _ in range(100):
             time.sleep(0)
-            before = turns
+            before = turns()
             for _ in range(250):
                 port.push_tokens(routes, ids, timeout=60)
-            assert turns == before
+            assert turns() == before
             bench.shard.read()
             bench.shard.release()
-    finally:
-        over.set()
-        sys.setswitchinterval(interval)
-        other.join()
