@@ -198,9 +198,9 @@ class Channel(ChannelFields):
             self.folded = None
             self.lock.release()
         self.limit = -1
-        waiter = self.waiter
         self.drop_callback()
-        if waiter is not None and not isinstance(waiter, CallbackWaiter):
+        waiter = self.waiter
+        if waiter is not None:
             wake((waiter,))  # who waits elsewhere is told
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None and not self.ended:

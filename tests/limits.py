@@ -4,30 +4,28 @@ import gc
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def no_more_memory() -> Iterator[None]:
+def _none_of(what: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, (soft, hard))
+
+
+def no_more_memory() -> AbstractContextManager[None]:
     """Nothing further is mapped: for a call that needs no more than what is there already."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    return _none_of(resource.RLIMIT_AS)
 
 
-@contextmanager
-def no_more_files() -> Iterator[None]:
+def no_more_files() -> AbstractContextManager[None]:
     """Every further open fails with EMFILE, as in a process that has as many as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return _none_of(resource.RLIMIT_NOFILE)
 
 
 def open_files() -> list[str]:
