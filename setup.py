@@ -65,11 +65,11 @@ def sidecar() -> FFI:
     return core("sidecar", "_rows", *BODY)
 
 
-def methods(module: str, source: str, *depends: str) -> Extension:
-    """Describe an extension of hot calls as Python methods: the file's head says why it is one."""
+def methods(module: str, sources: str, *depends: str) -> Extension:
+    """Describe an extension of hot calls as Python methods: the first file's head says why it is one."""
     return Extension(
         f"outfeed.{module}",
-        sources=[source],
+        sources=sources.split(),
         depends=list(depends),
         extra_compile_args=FLAGS,
         py_limited_api=True,
@@ -95,7 +95,13 @@ if __name__ == "__main__":
         cmdclass={"build_py": BuildPy},
         cffi_modules=["setup.py:ring", "setup.py:ingress", "setup.py:shards", "setup.py:sidecar"],
         ext_modules=[
-            methods("ring._fast", "ring/core/python/fast.c", "ring/core/api.h", "ring/core/clock.h"),
+            methods(
+                "ring._fast",
+                "ring/core/python/fast.c ring/core/python/view.c",
+                "ring/core/python/view.h",
+                "ring/core/api.h",
+                "ring/core/clock.h",
+            ),
             methods("ring._body", "ring/core/python/body.c", *BODY),
             methods(
                 "sidecar._push",

@@ -1,10 +1,27 @@
-"""The per-frame calls, built from core/python/fast.c."""
+"""The per-frame calls, built from core/python/fast.c and view.c."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, SupportsIndex, final, overload
 
 from numpy.typing import NDArray
 from typing_extensions import Buffer
+
+@final
+class View:
+    """A frame's body where it lies in its lane: read-only bytes, valid until the consumer's next `release`.
+
+    A buffer; see the type's own docstring.
+    """
+
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, at: SupportsIndex, /) -> int: ...
+    @overload
+    def __getitem__(self, part: slice, /) -> memoryview: ...
 
 class Writer:
     """The base of LaneWriter."""
@@ -16,7 +33,7 @@ class Writer:
 class Reader:
     """The base of Consumer."""
 
-    def read(self, limit: int = 256, upto: Sequence[int] | None = None) -> list[tuple[int, int, memoryview]]:
+    def read(self, limit: int = 256, upto: Sequence[int] | None = None) -> list[tuple[int, int, View]]:
         """Return up to `limit` unread frames as (lane, tag, body); see the method's own docstring."""
     def release(self) -> None:
         """Say that everything read so far is handled: its room goes back to the writers."""
@@ -24,5 +41,5 @@ class Reader:
         """Whether `read` would return or raise something now."""
     def _wait(self, consumers: Sequence[Reader], timeout: float, /) -> bool: ...
     def _bind(
-        self, calls: tuple[int, ...], handle: int, bell: int, kept: object, view: memoryview, lanes: int, /
+        self, calls: tuple[int, ...], handle: int, bell: int, kept: object, memory: memoryview, lanes: int, /
     ) -> None: ...

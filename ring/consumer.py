@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Self
 
 from ._core import ffi, lib
-from ._fast import Reader
+from ._fast import Reader, View
 from .doorbell import Doorbell
 from .errors import ConsumerBusy, CorruptLane, RingClosed
 from .segment import Segment
 from .writer import address
 
-__all__ = ["Consumer", "Frame", "wait"]
+__all__ = ["Consumer", "Frame", "View", "wait"]
 
-Frame = tuple[int, int, memoryview]
+Frame = tuple[int, int, View]
 """(lane, tag, body). A plain tuple: a named one would double what a small frame costs to read."""
 
 _CALLS = tuple(

@@ -16,10 +16,11 @@ import msgspec
 from numpy.typing import NDArray
 
 from ._core import lib
+from ._fast import View
 from .route import MAX_READERS, MAX_SHARDS, MAX_SLOTS, reader_of
 
 # What a lane's `write` takes as a part: anything contiguous.
-Buffer = bytes | bytearray | memoryview | NDArray[Any]
+Buffer = bytes | bytearray | memoryview | View | NDArray[Any]
 
 MAX_ROUTE = (1 << 64) - 1
 MAX_TOKENS = (1 << 32) - 1
@@ -269,7 +270,7 @@ def seal(tag: int, array: bytes) -> bytes:
     return array + _check(array, len(array), tag).to_bytes(SEAL_BYTES, "little")
 
 
-def decode(tag: int, body: bytes | memoryview) -> Message | Handover:
+def decode(tag: int, body: Buffer) -> Message | Handover:
     """Return the message in a frame's body. Nothing in it points into the body.
 
     The body is copied first, once: a lane's bytes may change while they are looked at, and no decoder is

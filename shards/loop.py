@@ -20,6 +20,7 @@ from ..ring.frames import (
     TAG_OF,
     Attach,
     BadFrame,
+    Buffer,
     ErrorFrame,
     Forget,
     Handover,
@@ -193,9 +194,7 @@ class Shard:
             frames = self._read(self._steps, STEPS, upto) if len(frames) == STEPS else []
         return busy
 
-    def _read(
-        self, ring: Consumer, limit: int, upto: list[int] | None = None
-    ) -> list[tuple[int, int, memoryview]]:
+    def _read(self, ring: Consumer, limit: int, upto: list[int] | None = None) -> list[Frame]:
         while True:
             try:
                 return ring.read(limit, upto)
@@ -215,7 +214,7 @@ class Shard:
             busy = True
         return busy
 
-    def _control_frame(self, lane: int, tag: int, body: memoryview) -> None:
+    def _control_frame(self, lane: int, tag: int, body: Buffer) -> None:
         self.statistics.controls += 1
         try:
             message = decode(tag, body)
@@ -350,7 +349,7 @@ class Shard:
                 if shard_of(route) == self.number and self.decoder.knows(route):
                     self._fail(route, 500, "not_decoded", f"a step could not be decoded: {error!r}")
 
-    def _alone(self, found: Checked | Message | Handover | BadFrame, tag: int, body: memoryview) -> None:
+    def _alone(self, found: Checked | Message | Handover | BadFrame, tag: int, body: Buffer) -> None:
         if isinstance(found, Checked):
             self._together([found])
         elif isinstance(found, BadFrame):
@@ -376,7 +375,7 @@ class Shard:
             for at in range(0, len(rows), most):
                 self._egress.write(reader, Tag.TALLY, encode(Tally(tally.rank, rows[at : at + most])))
 
-    def _pass_on(self, answer: Result | ErrorFrame, tag: int, body: memoryview) -> None:
+    def _pass_on(self, answer: Result | ErrorFrame, tag: int, body: Buffer) -> None:
         """Hand a scheduler's answer to its reader as it is, or say that the egress lane cannot take it."""
         try:
             self._egress.write(reader_of(answer.route), tag, body)
@@ -439,7 +438,7 @@ def _stray(message: Message | Handover, ring: str) -> BadFrame:
     return BadFrame(f"a {TAG_OF[type(message)].name} frame does not belong on a {ring} ring")
 
 
-def _content(tag: int, body: memoryview) -> Checked | Message | Handover | BadFrame:
+def _content(tag: int, body: Buffer) -> Checked | Message | Handover | BadFrame:
     """Return what a step frame holds, or why it is rejected."""
     try:
         return check_batch(body) if tag == Tag.BATCH else decode(tag, body)

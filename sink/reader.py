@@ -17,7 +17,7 @@ import msgspec
 from ..ring import Consumer, CorruptLane, Frame, RingClosed
 from ..ring.checked import Checked, check_batch
 from ..ring.finish import FinishReason
-from ..ring.frames import TAG_OF, BadFrame, ErrorFrame, Result, Standing, Tag, Takeover, Tally, decode
+from ..ring.frames import TAG_OF, BadFrame, Buffer, ErrorFrame, Result, Standing, Tag, Takeover, Tally, decode
 from ..ring.route import format_route, reader_of, shard_of
 from ._deliver import deliver
 from .channel import FOLD_AT, SinkClosed, SinkFull, SinkSender
@@ -218,7 +218,7 @@ class Reader:
                 self._stats.bad_frames += 1
         self._egress.release()
 
-    def _frame(self, lane: int, tag: int, body: memoryview) -> None:
+    def _frame(self, lane: int, tag: int, body: Buffer) -> None:
         if tag == Tag.BATCH:
             self._batch(check_batch(body))
             return

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from outfeed.ring import Consumer, CorruptLane, Doorbell, LaneWriter, Ring, RingFull, segment, wait
+from outfeed.ring import Consumer, CorruptLane, Doorbell, LaneWriter, Ring, RingFull, View, segment, wait
 
 LANES = 3
 CONSUMERS = 2
@@ -111,7 +111,7 @@ def writing(ring: Ring, ledger: Ledger, lane: int, seed: int) -> None:
         ledger.alive[lane] += 1
 
 
-def check(ledger: Ledger, index: int, lane: int, tag: int, body: memoryview, position: Any) -> None:
+def check(ledger: Ledger, index: int, lane: int, tag: int, body: View, position: Any) -> None:
     """Account for one frame. `position`: per lane, the number this process expects; 0 before its first."""
     faults = ledger.faults[LANES + index]
     number, size = HEAD.unpack_from(body) if len(body) >= HEAD.size else (-1, 0)

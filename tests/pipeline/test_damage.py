@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from outfeed.gateway.front import Answered, Stream
 from outfeed.ring.board import Role
-from outfeed.ring.frames import Tag
+from outfeed.ring.frames import Buffer, Tag
 from outfeed.ring.names import segment_name
 from outfeed.sidecar import Control, FinishReason
 from outfeed.sink import Done, Error
@@ -167,11 +167,11 @@ def test_an_answer_that_was_damaged_on_its_way_out_ends_its_request_alone(rig: R
     frame = rig.front.reader._frame
     damaged = itertools.count()
 
-    def damages_one(lane: int, tag: int, body: memoryview) -> None:
+    def damages_one(lane: int, tag: int, body: Buffer) -> None:
         if tag == Tag.BATCH and next(damaged) == 0:
             copy = bytearray(body)
             copy[30] ^= 4
-            body = memoryview(bytes(copy))
+            body = bytes(copy)
         frame(lane, tag, body)
 
     rig.front.reader._frame = damages_one  # type: ignore[method-assign]

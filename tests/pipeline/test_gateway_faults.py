@@ -12,6 +12,7 @@ import pytest
 from outfeed.gateway.backend import FrontBackend
 from outfeed.gateway.front import TURN_PROMPTS, Answered
 from outfeed.ingress.errors import Unavailable
+from outfeed.ring import Frame
 from outfeed.ring.board import Role, State
 from outfeed.ring.names import segment_name
 from outfeed.sidecar import Abort, FinishReason, Generate
@@ -261,7 +262,7 @@ def test_a_reader_that_cannot_read_ends_its_requests_and_says_so_until_it_can(ri
     streams = rig.submit(3)
     read = rig.front.reader._read
 
-    def fails(limit: int, upto: list[int] | None = None) -> list[tuple[int, int, memoryview]]:
+    def fails(limit: int, upto: list[int] | None = None) -> list[Frame]:
         raise RuntimeError("no reading today")
 
     rig.front.reader._read = fails  # type: ignore[method-assign]

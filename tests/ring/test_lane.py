@@ -37,7 +37,6 @@ def test_a_frame_arrives_as_it_was_written(make_ring: MakeRing, bell: Doorbell) 
     assert consumer.pending()
     [(lane, tag, body)] = consumer.read()
     assert (lane, tag, bytes(body)) == (0, 7, b"hello")
-    assert body.readonly
     consumer.release()
     assert consumer.read() == []
 
@@ -292,7 +291,7 @@ def test_a_finalizer_in_the_middle_of_a_read_takes_nothing_from_it(
 
         def read(consumer: Consumer = consumer, found: list[int] = found) -> None:
             for _, tag, body in consumer.read():
-                assert body == bytes([tag] * 9)
+                assert bytes(body) == bytes([tag] * 9)
                 found.append(tag)
 
         def between(consumer: Consumer = consumer, read: Callable[[], None] = read) -> None:
@@ -302,11 +301,15 @@ def test_a_finalizer_in_the_middle_of_a_read_takes_nothing_from_it(
             except ConsumerBusy:
                 refused += 1
 
+        # Python keeps up to 2,000 old tuples for new ones, of which the collector hears nothing.
+        drained = [(at, number, None) for number in range(2_500)]
         try:
             due = collected(read, at, between)
         except RingClosed:
             assert doing == "close"
             continue
+        finally:
+            del drained
         assert found == [*range(20)]
         if not due:
             break

@@ -399,13 +399,3 @@ def test_a_segment_removed_while_it_is_attached_is_not_there(
     monkeypatch.setattr(where, what, remove_then_go_on)
     with pytest.raises(FileNotFoundError, match="removed"):
         segment.attach(name)
-
-
-def test_views_outlive_the_ring_they_came_from(make_ring: MakeRing, bell: Doorbell) -> None:
-    ring = make_ring()
-    ring.writer(0).write(1, b"still here")
-    [(_, _, body)] = ring.consumer(0, bell).read()
-    ring.close()
-    ring.unlink()
-    del ring
-    assert bytes(body) == b"still here"

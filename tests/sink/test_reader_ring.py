@@ -86,13 +86,13 @@ def test_a_corrupt_lane_costs_its_shard_alone(egress: tuple[Ring, Doorbell]) -> 
     ring, bell = egress
     aborts: list[tuple[int, str, str]] = []
     with ring.consumer(0, bell) as consumer:
-        from outfeed.ring import CorruptLane
+        from outfeed.ring import CorruptLane, View
 
         class Corrupt:
             doorbell = bell
             raised = False
 
-            def read(self, limit: int, upto: list[int] | None = None) -> list[tuple[int, int, memoryview]]:
+            def read(self, limit: int, upto: list[int] | None = None) -> list[tuple[int, int, View]]:
                 if not self.raised:
                     self.raised = True
                     raise CorruptLane("egress0", 0, 128)

@@ -3,16 +3,14 @@
  * cffi carries the rest of the C core well, but takes about 300 ns to turn one Python buffer into a pointer,
  * and a decode step is ten of them. This file knows Python and nothing of the ring: it gets the core's
  * functions by address (they stay in _core, so there is one copy of the core in a process), gathers
- * buffers, and builds frames. Errors are told by the Python subclass's _refuse().
+ * buffers, and builds frames (a body: view.c). Errors are told by the Python subclass's _refuse().
  *
  * The GIL: a write that may wait or copies more than COPY_WITHOUT_GIL gives it up; a wait gives it up unless
  * there is something to read already; a read copies nothing and keeps it. */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030b0000
-#include <Python.h>
+#include "view.h"
+
 #include <stddef.h>
-#include <stdint.h>
 
 #include "../api.h"
 #include "../clock.h"
@@ -207,7 +205,7 @@ typedef struct {
     wait_call wait;
     lane_reader *handle;
     bell *bell;
-    PyObject *view; /* a read-only memoryview of the whole segment */
+    mapping segment;
     PyObject *kept; /* what `handle` and `bell` are freed with */
     Py_ssize_t lanes;
     frames out;
@@ -218,7 +216,7 @@ typedef struct {
 static PyObject *frame_of(const Reader *self, Py_ssize_t i) {
     PyObject *frame = PyTuple_New(3), *lane = PyLong_FromLong((long)self->out.lane[i]);
     PyObject *tag = PyLong_FromLong((long)self->out.tag[i]);
-    PyObject *body = PySequence_GetSlice(self->view, (Py_ssize_t)self->out.start[i], (Py_ssize_t)self->out.end[i]);
+    PyObject *body = view_of(&self->segment, self->out.start[i], self->out.end[i]);
     if (!frame || !lane || !tag || !body) {
         Py_XDECREF(frame);
         Py_XDECREF(lane);
@@ -374,15 +372,16 @@ static PyObject *Reader_wait(PyObject *object, PyObject *args) {
 static PyObject *Reader_bind(PyObject *object, PyObject *args) {
     Reader *self = (Reader *)object;
     unsigned long long read, unread, release, pending, wait, handle, bell_at;
-    PyObject *view, *kept;
+    PyObject *memory, *kept;
     Py_ssize_t lanes;
     if (!PyArg_ParseTuple(args, "(KKKKK)KKOOn", &read, &unread, &release, &pending, &wait, &handle, &bell_at, &kept,
-                          &view, &lanes))
+                          &memory, &lanes))
         return NULL;
     if (lanes < 1 || lanes > RING_MAX_LANES || self->room != NULL) {
         PyErr_SetString(PyExc_ValueError, "_bind: once, with 1 to 256 lanes");
         return NULL;
     }
+    if (self->segment.object == NULL && mapping_take(&self->segment, memory) != 0) return NULL;
     uint64_t *columns = PyMem_Malloc(RING_MAX_BATCH * 3 * sizeof(uint64_t));
     if (columns == NULL) return PyErr_NoMemory();
     self->room = columns;
@@ -398,9 +397,7 @@ static PyObject *Reader_bind(PyObject *object, PyObject *args) {
     self->handle = (lane_reader *)(uintptr_t)handle;
     self->bell = (bell *)(uintptr_t)bell_at;
     self->lanes = lanes;
-    Py_INCREF(view);
     Py_INCREF(kept);
-    self->view = view;
     self->kept = kept;
     Py_RETURN_NONE;
 }
@@ -408,7 +405,7 @@ static PyObject *Reader_bind(PyObject *object, PyObject *args) {
 static void Reader_dealloc(PyObject *object) {
     Reader *self = (Reader *)object;
     PyTypeObject *type = Py_TYPE(object);
-    Py_XDECREF(self->view);
+    Py_XDECREF(self->segment.object);
     Py_XDECREF(self->kept);
     PyMem_Free(self->room);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -418,8 +415,8 @@ static void Reader_dealloc(PyObject *object) {
 PyDoc_STRVAR(read_doc,
 "read($self, /, limit=256, upto=None)\n--\n\n"
 "Return up to `limit` (1-4096) unread frames as (lane, tag, body); [] when there is none.\n\n"
-"Lanes take turns, a lane's frames come in order. Each body is a read-only view of the lane, valid until the\n"
-"next `release`; copy what must live longer. With `upto` (from `tails`), frames that start at or beyond a\n"
+"Lanes take turns, a lane's frames come in order. Each body is a View of the lane, valid until the next\n"
+"`release`; copy what must live longer. With `upto` (from `tails`), frames that start at or beyond a\n"
 "lane's position there stay unread.\n\n"
 "A corrupt lane costs itself alone: the frames read before the fault and those of other lanes are returned,\n"
 "then one later call, before it reads anything, raises CorruptLane for it, once; from then on the lane is\n"
@@ -437,8 +434,8 @@ static PyMethodDef reader_methods[] = {
      "pending($self, /)\n--\n\nWhether `read` would return or raise something now."},
     {"_wait", Reader_wait, METH_VARARGS, "_wait(consumers, timeout): see outfeed.ring.wait."},
     {"_bind", Reader_bind, METH_VARARGS,
-     "_bind(calls, handle, bell, kept, view, lanes): addresses of the core's functions and handles; what keeps those\n"
-     "alive; the segment."},
+     "_bind(calls, handle, bell, kept, memory, lanes): addresses of the core's functions and handles; what keeps\n"
+     "those alive; the segment, a read-only memoryview."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -479,7 +476,7 @@ static int add_type(PyObject *module, PyType_Spec *spec) {
 }
 
 static int fast_exec(PyObject *module) {
-    return add_type(module, &writer_spec) || add_type(module, &reader_spec) ? -1 : 0;
+    return add_type(module, &writer_spec) || add_type(module, &reader_spec) || view_add_type(module) ? -1 : 0;
 }
 
 static PyModuleDef_Slot fast_slots[] = {{Py_mod_exec, fast_exec}, {0, NULL}};
