@@ -24,7 +24,7 @@ from .regex_places import (
 )
 from .regex_repeats import Repeats
 from .regex_settled import AGAIN, LAST, PAID, settled
-from .regex_tree import REPEATS, UNITS, Guard, Unit, both_of, combined, loses_captures
+from .regex_tree import REPEATS, UNITS, Guard, Unit, both_of, combined, goes_back, loses_captures
 from .regex_units import (
     ALTERNATIVE_NS,
     ANCHOR_NS,
@@ -54,6 +54,11 @@ class Builder(Repeats):
             raise TooComplex(
                 "a capturing group that is repeated inside an atomic group or possessive repeat can make the "
                 "engine fail; write (?:...) there"
+            )
+        if goes_back(parsed):
+            raise TooComplex(
+                "a look-behind inside a possessive repeat can make the engine search for ever (CPython "
+                "before 3.11.5); write (?>(?:...)*) for (?:...)*+"
             )
         items = settled(parsed, LAST).data
         read, start = self._begin(parsed, items, flags)

@@ -140,3 +140,19 @@ def loses_captures(body: Any, kept: bool = False, again: bool = False) -> bool:
         if any(loses_captures(one, here, more) for one in inner_pieces(op, av)):
             return True
     return False
+
+
+def goes_back(body: Any, possessive: bool = False) -> bool:
+    """Say whether the engine may go back in the text and read it again, for ever (CPython before 3.11.5,
+    gh-106052).
+
+    A possessive repeat of more than one class goes on from wherever its last round came to before it failed,
+    and a look-behind that fails in it came to a place before that round.
+    """
+    for op, av in body.data:
+        if possessive and op in (sre.ASSERT, sre.ASSERT_NOT) and av[0] < 0:
+            return True
+        inside = possessive or op is sre.POSSESSIVE_REPEAT
+        if any(goes_back(one, inside) for one in inner_pieces(op, av)):
+            return True
+    return False

@@ -1,5 +1,7 @@
 """Stop patterns for hypothesis to draw, and what the analysis makes of one."""
 
+import re
+import sys
 from re import _parser  # type: ignore[attr-defined]
 
 from hypothesis import strategies as st
@@ -15,6 +17,12 @@ def graph_of(pattern: str) -> Graph:
     flags = parsed.state.flags
     codes, folds = codes_of(pattern, parsed, flags)
     return Builder(Alphabet(codes, folds=folds)).build(parsed, flags)
+
+
+def matches_amiss(pattern: str) -> bool:
+    """Say whether this engine may match a pattern amiss: before 3.11.5 it goes on from a wrong place after a
+    possessive repeat of more than one class (gh-106052)."""
+    return sys.version_info < (3, 11, 5) and re.search(r"\)([*+?]|\{[\d,]+\})\+", pattern) is not None
 
 
 def drawn(

@@ -11,7 +11,7 @@ from outfeed.ingress.regex_cells import NOWHERE, Beyond, Cells
 from outfeed.ingress.regex_classes import Mask
 from outfeed.ingress.regex_places import Explosive, TooComplex
 
-from .patterns import graph_of
+from .patterns import graph_of, matches_amiss
 from .test_regex_properties import family
 
 
@@ -60,6 +60,8 @@ def test_whatever_the_engine_matches_some_way_reads(seed: int) -> None:
     matches = 0
     for _ in range(1500):
         pattern = patterns.draw()
+        if matches_amiss(pattern):
+            continue
         try:
             regex = re.compile(pattern)
             cells = cells_of(pattern)

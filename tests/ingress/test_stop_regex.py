@@ -224,6 +224,31 @@ def test_groups_that_are_gone_through_once_are_not(pattern: str) -> None:
     assert analyse(pattern).refusal(32_000) is None
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(?:x(?<=ab)?+)*y",  # CPython 3.11.2 searches "xxxx" for ever
+        r"(?:x(?<!ab)*+)+y",
+        r"(?:x(?:(?<=ab)c)?+)*?y",
+        r"(?:[xz](?<=abc)?+)*+y",
+        r"(?>(?:x(?=(?<=b)c)|y){2}+)",
+        r"((?:a|(?(1)(?<=bc)d))++)",
+    ],
+)
+def test_what_may_go_back_in_the_text_is_refused(pattern: str) -> None:
+    found = analyse(pattern)
+    assert found.refusal(1) is not None
+    assert "look-behind inside a possessive repeat" in found.why
+    assert "(?>(?:...)*)" in found.why
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(?>(?:x(?<=ab))*)y", r"(?<=ab)(?:xy)*+", r"#(?:x(?=ab))*+y", r"(?<=a)b++", r"(?<=a{2}+)b"]
+)
+def test_what_only_stands_beside_a_possessive_repeat_is_not(pattern: str) -> None:
+    assert analyse(pattern).refusal(1) is None
+
+
 def heavy(index: int) -> str:
     """A pattern that takes the analysis long."""
     begin = rf"(?:\w{{2}}?\S{index}b|^[^\w]\s{{0,20}}+){{5}}"
