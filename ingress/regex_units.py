@@ -11,7 +11,7 @@ START_NS = 9.5
 PREFIX_NS = 2.0
 # To look at one character in a run: what is compared, then the steps of a class.
 SCAN_LITERAL_NS = 1.1
-SCAN_ANY_NS = 0.85
+SCAN_ANY_NS = 0.9
 SCAN_FOLDED_NS = 4.0
 SCAN_FOLDED_SET_NS = 16.0
 COPY_FOLDED_NS = 9.0
