@@ -14,7 +14,7 @@ from outfeed.ring._body import plain, probe
 from outfeed.ring._core import lib
 from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch, join_steps
 from outfeed.ring.checked import MAX_ROWS, PREFIX, Checked, _check_all
-from outfeed.ring.families import FAMILIES, Family, Kind, flat_family, ragged_family
+from outfeed.ring.families import FAMILIES, Family, Kind, flat_family, hidden_family, ragged_family
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
 
@@ -289,6 +289,16 @@ def test_a_family_whose_numbers_lie_is_refused(column: str, values: list[int], s
     body[at : at + 4 * len(values)] = np.array(values, "<u4").tobytes()
     with pytest.raises(BadBatch, match=says):
         decode_batch(sealed(body))
+
+
+def test_hidden_states_of_no_width_are_refused() -> None:
+    """No byte of the body would bound how many there are, and room is made for each that is taken out."""
+    families = [*[None] * Kind.HIDDEN_STATES, hidden_family([(1, [[0.5]])])]
+    body = bytearray(body_of(encode_batch(1, *_columns("<"), families=families)))
+    entry = body.index(b"\x93\x01\x01\x01")  # one row, one position, the width
+    body[entry + 3] = 0
+    with pytest.raises(BadBatch, match="hidden_states: 1 positions of width 0"):
+        decode_batch(sealed(body[:-4]))
 
 
 @pytest.mark.parametrize(
