@@ -353,15 +353,26 @@ class SchedulerPort:
         A request of its that never came here was lost: it is noted as one that has ended, and so the next
         tally tells its gateway.
         """
-        stated = set(theirs.routes)
-        for route in stated:
-            if self._is_theirs(route, theirs) and not self._table.knows(route):
-                log.error("gateway %d has %s, which never came: it ends", theirs.reader, format_route(route))
-                self._table.open(route, 0)
-                self._table.end(route)
-                self._tally_at = 0
+        stated = {route for route in theirs.routes if self._is_theirs(route, theirs)}
         live = [int(route) for route in self._table.live()]
-        return self._end([route for route in live if self._is_theirs(route, theirs) and route not in stated])
+        missing = [route for route in stated if not self._table.knows(route)]
+        aborts = self._end(
+            [route for route in live if self._is_theirs(route, theirs) and route not in stated]
+        )
+        for route in missing:
+            log.error("gateway %d has %s, which never came: it ends", theirs.reader, format_route(route))
+            self._table.open(route, 0)
+            self._table.end(route)
+            self._tally_at = 0
+        return aborts
+
+    def _vacate(self, route: int) -> list[Abort]:
+        """End the request whose slot this one takes: its ABORT was lost, or waits for room.
+
+        From here on that would find nothing live, nor a LIVE miss it: the table has one request a slot.
+        """
+        before = self._table.before(route)
+        return [] if before is None else self._end([before])
 
     def _is_theirs(self, route: int, theirs: Live) -> bool:
         inside = theirs.first <= slot_of(route) < min(theirs.end, self._instance.config.slots)
@@ -384,11 +395,13 @@ class SchedulerPort:
         """
         match message:
             case Generate():
+                aborts = self._vacate(message.route)
                 self._table.open(message.route, len(message.input_ids) // 4)
-                return [message]
+                return [*aborts, message]
             case Control():
+                aborts = self._vacate(message.route)
                 self._table.open_control(message.route)
-                return [message]
+                return [*aborts, message]
             case Abort():
                 if not self._table.end(message.route):
                     return []

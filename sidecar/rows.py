@@ -119,6 +119,16 @@ class RowTable:
         self.is_live(route)
         return bool(self._entries["route"][self._place(route)] == route)
 
+    def before(self, route: int) -> int | None:
+        """Return the live request in whose slot this one comes; None when there is none but itself.
+
+        Raises:
+            UnknownRoute: the route's reader or slot is not in this instance.
+        """
+        self.is_live(route)
+        entry = self._entries[self._place(route)]
+        return int(entry["route"]) if entry["live"] and entry["route"] != route else None
+
     def standings(self, start: int, limit: int) -> tuple[list[tuple[int, int, int]], int | None]:
         """Return (route, tokens pushed, Standing) of up to `limit` requests, and where the next ones begin.
 
