@@ -129,6 +129,39 @@ def test_columns_of_any_integer_type_carry_the_same_numbers(
     assert (step.routes.tolist(), step.ids.tolist(), step.counts.tolist()) == ([b, a], [5, 300, 7], [2, 1])
 
 
+def memoryviews(*columns: Any) -> tuple[memoryview, ...]:
+    """Columns in a format (`<Q`) that goes into a lane as it is, though Python itself cannot index it."""
+    types = ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint32
+    return tuple(memoryview((kind * len(of))(*of)) for kind, of in zip(types, columns, strict=True))
+
+
+def test_a_step_that_was_handed_over_is_never_an_error(bench: Bench, port: SchedulerPort) -> None:
+    a, b = receive(bench, port, 2)
+    port.push_tokens(*memoryviews([b, a], [5, 300, 7], [2, 1]), finishes={1: FinishReason.length(1)})
+    ((_, _, body),) = bench.shard.read()
+    assert decode_batch(body).routes.tolist() == [b, a]
+    assert [port.is_live(route) for route in (a, b)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        (([0, 1], [5, 6], [1, 1]), "row 0: .* was never received"),
+        (([], [], []), "1 to .* rows, not 0"),
+        (([1], [5], [1, 1]), "counts has 2 entries for 1 rows"),
+        (([1], [5, -6], [2]), r"ids\[1\] is -6"),
+        (([1], [5], [2]), "ids has 1 entries, the counts of 1 rows sum to 2"),
+    ],
+)
+def test_a_refusal_can_say_why_whatever_it_was_given(
+    bench: Bench, port: SchedulerPort, columns: tuple[list[int], ...], says: str
+) -> None:
+    (live,) = receive(bench, port, 1)
+    routes, *others = columns
+    with pytest.raises(ValueError, match=says):
+        port.push_tokens(*memoryviews([live * route for route in routes], *others))
+
+
 @pytest.mark.parametrize("other", range(4), ids=["all as they are", "routes", "ids", "counts"])
 def test_what_was_pushed_belongs_to_its_caller_again(bench: Bench, port: SchedulerPort, other: int) -> None:
     """Whichever column is of another type than the C pass takes: all can grow once the push has returned."""
