@@ -173,6 +173,21 @@ def test_too_many_waiting_texts_are_a_503_and_the_places_come_back() -> None:
     tokenize.close()
 
 
+def test_places_come_back_though_no_thread_could_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine had none left for a while."""
+    tokenize = Tokenize(Model(vocab_size=1000, context_length=200, tokenizer=Words()), waiting=1, short=0)
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as narrow:
+        narrow.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            asyncio.run(tokenize.encode(["a"], "text"))
+    assert asyncio.run(tokenize.encode(["a"], "text")) != []
+    tokenize.close()
+
+
 def test_an_empty_text_has_no_tokens() -> None:
     tokenize = Tokenize(MODEL)
     with pytest.raises(BadRequest, match="at least one token"):
