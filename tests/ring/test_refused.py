@@ -173,6 +173,20 @@ def test_what_is_too_small_for_a_board_is_none(board: Callable[[int], segment.Se
         Board.attach(INSTANCE)
 
 
+@pytest.mark.parametrize(("rows", "room"), [(5, 4), (4, 5), (6, 6)])
+def test_a_board_has_just_the_rows_of_its_configuration(
+    board: Callable[[int], segment.Segment], rows: int, room: int
+) -> None:
+    """Of launcher, scheduler, two shards and a reader: nobody may find his row where the segment ends."""
+    config = b'{"instance":"any","tokenizer":"none"}'
+    memory = board((1 << 16) + 256 * room).memory
+    memory[:24] = struct.pack("<8sIIII", MAGIC, VERSION, rows, len(config), crc32(config))
+    memory[48:56] = space().to_bytes(8, "little")
+    memory[4096 : 4096 + len(config)] = config
+    with pytest.raises(NotARing, match=f"has {rows} rows in .* bytes, its configuration needs 5"):
+        Board.attach(INSTANCE)
+
+
 def test_a_configuration_that_is_nested_without_end_is_none(
     board: Callable[[int], segment.Segment],
 ) -> None:
