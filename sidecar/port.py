@@ -364,7 +364,7 @@ class SchedulerPort:
 
         From here on that would find nothing live, nor a LIVE miss it: the table has one request a slot.
         """
-        before = self._table.before(route)
+        before = self._table.before(route, shared=self._instance.config.ranks > 1)
         return [] if before is None else self._end([before])
 
     def _is_theirs(self, route: int, theirs: Live) -> bool:
