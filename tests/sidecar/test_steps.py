@@ -197,20 +197,21 @@ def test_columns_from_another_process_carry_families_too(bench: Bench, port: Sch
 
 
 @pytest.mark.parametrize(
-    ("ids", "family"),
+    ("ids", "counts", "family"),
     [
-        ([5, 6, 7, 8], flat_family([(1, [-0.5], [7])])),  # an id too many
-        ([5, 6, 7], flat_family([(0, [-0.5, -1.0], [5, 6])])),  # row 0 has one token
-        ([5, 6, 7], flat_family([(2, [-0.5], [5])])),  # there is no row 2
+        ([5, 6, 7, 8], [1, 2], flat_family([(1, [-0.5], [7])])),  # an id too many
+        ([5, 6, 7], [1, 2], flat_family([(0, [-0.5, -1.0], [5, 6])])),  # row 0 has one token
+        ([5, 6, 7], [1, 2], flat_family([(2, [-0.5], [5])])),  # there is no row 2
+        ([5, 6], [2], flat_family([(1, [-0.5, -1.0], [5, 6])])),  # there is no count of row 1
     ],
 )
 def test_a_refused_step_with_families_counts_for_nothing(
-    bench: Bench, port: SchedulerPort, ids: list[int], family: Family
+    bench: Bench, port: SchedulerPort, ids: list[int], counts: list[int], family: Family
 ) -> None:
     routes = receive(bench, port, 2)
     port.push_tokens(routes, [1, 2])
     with pytest.raises(ValueError, match=r"tokens|row"):
-        port.push_tokens(routes, ids, [1, 2], families={Kind.OUTPUT_LOGPROBS: family})
+        port.push_tokens(routes, ids, counts, families={Kind.OUTPUT_LOGPROBS: family})
     port.push_tokens(routes, [5, 6, 7], [1, 2])
     before, after = (decode_batch(body) for _, _, body in bench.shard.read())
     assert (before.first.tolist(), after.first.tolist()) == ([0, 0], [1, 1])
