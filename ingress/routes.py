@@ -15,7 +15,6 @@ from ..ring.route import (
     generation_of,
     make_route,
     next_generation,
-    reader_of,
     shard_of,
     slot_of,
 )
@@ -41,7 +40,7 @@ class RouteTable:
         self._lock = threading.Lock()
         self._generations = [first] * slots
         self._free = deque(range(slots))
-        self._held = [0] * slots  # the route in each slot, 0 when free
+        self._held: list[int | None] = [None] * slots  # the route in each slot
         self._live = [0] * shards
         self._turn = 0
         self._avoided: frozenset[int] = frozenset()
@@ -75,16 +74,11 @@ class RouteTable:
             slot = slot_of(route)
             if slot >= self.slots or self._held[slot] != route:
                 return False
-            self._held[slot] = 0
+            self._held[slot] = None
             self._generations[slot] = next_generation(generation_of(route))
             self._live[shard_of(route)] -= 1
             self._free.append(slot)
             return True
-
-    def is_live(self, route: int) -> bool:
-        """Say whether this very route, generation included, is given out now."""
-        slot = slot_of(route)
-        return reader_of(route) == self.reader and slot < self.slots and self._held[slot] == route
 
     def loads(self) -> list[int]:
         """Return the number of live routes on each shard."""

@@ -203,8 +203,10 @@ class Tokenize:
         self._admit(count, what)
         self._in_work += count
         loop = asyncio.get_running_loop()
-        running = [loop.run_in_executor(pool or self._pool, work, part) for part in parts]
+        running: list[asyncio.Future[Result]] = []
         try:
+            # In here: there may be no thread left to start.
+            running.extend(loop.run_in_executor(pool or self._pool, work, part) for part in parts)
             return list(await asyncio.gather(*running))
         finally:
             for one in running:

@@ -420,7 +420,7 @@ def _read_config(segment: Segment, name: str) -> InstanceConfig:
         )
     try:
         config = msgspec.json.decode(data, type=InstanceConfig)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise NotARing(f"{name} holds no readable configuration: {error}") from error
     need = _ROWS_AT + rows * _ROW_WORDS * 8
     if rows != _rows(config) or segment.size < need:

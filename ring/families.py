@@ -82,7 +82,7 @@ class Family:
     values  f32[p], f32[e] for a ragged family, f32[p * width] for hidden states
     ids     i32, as many as values; None for hidden states
     lengths u32[p], entries of each position; None unless ragged
-    width   numbers in one hidden state; 0 otherwise
+    width   numbers in one hidden state, 1 or more; 0 otherwise
     """
 
     __slots__ = ("counts", "ids", "lengths", "rows", "values", "width")
@@ -117,8 +117,6 @@ class Family:
             return Family(rows, counts, self.values[entries], self.ids[entries], self.lengths[positions])
         if self.ids is not None:
             return Family(rows, counts, self.values[positions], self.ids[positions])
-        if self.width == 0:
-            return Family(rows, counts, self.values)
         vectors = self.values.reshape(-1, self.width)
         return Family(rows, counts, vectors[positions].reshape(-1), width=self.width)
 
@@ -232,7 +230,7 @@ def hidden_family(rows: Iterable[tuple[int, ArrayLike]]) -> Family | None:
             vectors = np.asarray(given)
         except _UNREADABLE as error:
             raise _unreadable(row, error) from error
-        if vectors.ndim != 2:
+        if vectors.ndim != 2 or vectors.shape[1] == 0:
             raise BadColumns(
                 f"hidden states of row {row} have shape {vectors.shape}: expected (vectors, width)"
             )
@@ -334,6 +332,7 @@ def encode_family(
         _same(name, "positions", positions, "lengths", len(family.lengths))
         columns.append(_typed(name, family.lengths, U32_TYPE))
     if family.ids is None:
+        _has_width(name, positions, family.width)
         third, entries = family.width, positions * family.width
     _same(name, "entries", entries, "values", len(family.values))
     columns.append(_typed(name, family.values, F32_TYPE))
@@ -368,6 +367,7 @@ def family_bytes(kind: int, k: int, positions: int, third: int) -> int:
         if not 0 <= number <= MAX_COUNT:
             raise BadColumns(f"{_NAMES[kind]}: {number} in its header is not in 0..{MAX_COUNT}")
     if kind == Kind.HIDDEN_STATES:
+        _has_width(_NAMES[kind], positions, third)
         return 4 * (2 * k + positions * third)
     if kind in RAGGED:
         return 4 * (2 * k + positions + 2 * third)
@@ -444,6 +444,12 @@ def check_utf8(name: str, text: bytes, inside: int) -> None:
 def _check_rows(name: str, rows: U32, counts: U32, batch_rows: int) -> None:
     _same(name, "rows", len(rows), "counts", len(counts))
     _ascending(f"{name} rows", rows, batch_rows)
+
+
+def _has_width(name: str, positions: int, width: int) -> None:
+    # Else no byte of a body would bound its positions, and who takes rows out makes room for each.
+    if width == 0:
+        raise BadColumns(f"{name}: {positions} positions of width 0")
 
 
 def _ascending(name: str, column: NDArray[Any], limit: int | None) -> None:

@@ -7,6 +7,7 @@ know rings or the row table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from operator import index, itemgetter
 from typing import Any, Final
 
@@ -61,6 +62,9 @@ def checked(finishes: Finishes, routes: Any) -> tuple[Endings, bytes]:
         ended.append((row, reason if _is_plain(reason) else _checked(row, reason)))
     if len(ended) > 1:
         ended.sort(key=_by_row)
+        for (row, _), (following, _) in pairwise(ended):
+            if row == following:  # of keys that equal no others, as torch's numbers, a mapping may have two
+                raise ValueError(f"finishes names row {row} twice")
     try:
         return ended, encode_endings(ended)
     except (OverflowError, UnicodeError):  # a number or a text that no encoder takes

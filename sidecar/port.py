@@ -45,7 +45,7 @@ from ..ring.instance import Instance, InstanceGone
 from ..ring.route import format_route, reader_of, slot_of
 from .endings import NOBODY, Finishes, checked
 from .rows import RowTable, UnknownRoute
-from .steps import StepWriter, column, in_order
+from .steps import Columns, StepWriter, converted, in_order
 
 log = logging.getLogger(__name__)
 
@@ -229,11 +229,16 @@ class SchedulerPort:
             RingClosed: the port is closed, or was made before this process was forked.
         """
         ended, endings = checked(finishes, routes) if finishes else NOBODY
+        pushed: Any = routes
         stamp = 0 if families else self._push(routes, ids, counts, endings, timeout)
         if not stamp:  # families, or columns of other types than the C pass takes
-            stamp = self._push_converted(routes, ids, counts, endings, families, timeout)
+            columns = converted(routes, ids, counts)
+            stamp = self._push_converted(columns, endings, families, timeout)
+            pushed = columns[0]
         if ended:
-            self._table.end_all([int(routes[row]) for row, _ in ended])
+            # The step is out: nothing may fail any more. Not every buffer that a lane takes can be indexed.
+            held = np.frombuffer(pushed, np.uint64)
+            self._table.end_all([int(held[row]) for row, _ in ended])
         if stamp >= self._beat_due:
             self._beat(stamp)
 
@@ -319,20 +324,8 @@ class SchedulerPort:
                 messages += self._orphans(error.lane)
 
     def _push_converted(
-        self,
-        routes: Column,
-        ids: Column,
-        counts: Column | None,
-        endings: bytes,
-        families: OptionalColumns | None,
-        timeout: float,
+        self, columns: Columns, endings: bytes, families: OptionalColumns | None, timeout: float
     ) -> int:
-        """Push a step that is not plain arrays of the right types alone; return its stamp."""
-        columns = (
-            column(routes, np.uint64, "routes"),
-            column(ids, np.int32, "ids"),
-            None if counts is None else column(counts, np.uint32, "counts"),
-        )
         if families:
             return self._steps.push_with_families(*columns, endings, in_order(families), timeout)
         return self._push(*columns, endings, timeout)
@@ -353,15 +346,26 @@ class SchedulerPort:
         A request of its that never came here was lost: it is noted as one that has ended, and so the next
         tally tells its gateway.
         """
-        stated = set(theirs.routes)
-        for route in stated:
-            if self._is_theirs(route, theirs) and not self._table.knows(route):
-                log.error("gateway %d has %s, which never came: it ends", theirs.reader, format_route(route))
-                self._table.open(route, 0)
-                self._table.end(route)
-                self._tally_at = 0
+        stated = {route for route in theirs.routes if self._is_theirs(route, theirs)}
         live = [int(route) for route in self._table.live()]
-        return self._end([route for route in live if self._is_theirs(route, theirs) and route not in stated])
+        missing = [route for route in stated if not self._table.knows(route)]
+        aborts = self._end(
+            [route for route in live if self._is_theirs(route, theirs) and route not in stated]
+        )
+        for route in missing:
+            log.error("gateway %d has %s, which never came: it ends", theirs.reader, format_route(route))
+            self._table.open(route, 0)
+            self._table.end(route)
+            self._tally_at = 0
+        return aborts
+
+    def _vacate(self, route: int) -> list[Abort]:
+        """End the request whose slot this one takes: its ABORT was lost, or waits for room.
+
+        From here on that would find nothing live, nor a LIVE miss it: the table has one request a slot.
+        """
+        before = self._table.before(route, shared=self._instance.config.ranks > 1)
+        return [] if before is None else self._end([before])
 
     def _is_theirs(self, route: int, theirs: Live) -> bool:
         inside = theirs.first <= slot_of(route) < min(theirs.end, self._instance.config.slots)
@@ -384,11 +388,13 @@ class SchedulerPort:
         """
         match message:
             case Generate():
+                aborts = self._vacate(message.route)
                 self._table.open(message.route, len(message.input_ids) // 4)
-                return [message]
+                return [*aborts, message]
             case Control():
+                aborts = self._vacate(message.route)
                 self._table.open_control(message.route)
-                return [message]
+                return [*aborts, message]
             case Abort():
                 if not self._table.end(message.route):
                     return []

@@ -102,9 +102,6 @@ class Replay:
         self._ahead: list[NDArray[np.int32]] = []  # ids of the next plain steps, the last one's first
         self._stops: dict[int, Stops] = {}  # route → stops, for the few requests that have any
         self._logprobs: dict[int, LogprobOptions] = {}  # route → what it wants beside its tokens
-        self.steps = 0
-        self.tokens = 0
-        self.aborted = 0
 
     @property
     def running(self) -> int:
@@ -148,8 +145,6 @@ class Replay:
         if self._ahead or self._look_ahead(rows):
             ids = self._ahead.pop()
             self._push(self._routes[:rows], ids)
-            self.steps += 1
-            self.tokens += rows
             return
         counts, ids = self._next_tokens(rows)
         finishes = self._finishes(rows, counts)
@@ -160,8 +155,6 @@ class Replay:
         self._push(self._routes[:rows], ids, plain, finishes, families)
         self._position[:rows] += counts
         self._left[:rows] -= counts
-        self.steps += 1
-        self.tokens += len(ids)
         for route in [int(self._routes[row]) for row in finishes]:
             self._leave(route)
 
@@ -273,7 +266,6 @@ class Replay:
             self._stops[request.route] = stops
 
     def _abort(self, route: int) -> None:
-        self.aborted += 1
         if route in self._at:
             self._leave(route)
         else:

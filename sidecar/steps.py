@@ -23,6 +23,8 @@ from .rows import RowTable, address
 
 MAX_ROWS: Final[int] = lib.OUTFEED_MAX_ROWS
 """Rows of one step at most."""
+Columns = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.uint32] | None]
+"""Routes, ids and counts of a step; None: one token each."""
 _KINDS: Final = tuple(Kind)  # going through an enum itself takes as long as a plain step's push
 _PER_TOKEN: Final = (Kind.OUTPUT_LOGPROBS, Kind.OUTPUT_TOP_LOGPROBS, Kind.OUTPUT_IDS_LOGPROBS)
 _CODES: Final[dict[Any, str]] = {np.uint64: "Q", np.uint32: "I", np.int32: "i"}
@@ -68,22 +70,27 @@ class StepWriter(Pusher):
         return self.push(routes, ids, counts, endings, timeout, sizes, optional)
 
     def _refuse(self, code: int, size: int, routes: Any, ids: Any, counts: Any, timeout: float) -> NoReturn:
-        """Raise what a C code means; nothing was written or counted."""
+        """Raise what a C code means; nothing was written or counted.
+
+        The columns are buffers, which not all can be indexed as they are.
+        """
         rows = len(routes)
         if code <= lib.OUTFEED_ROUTE:
-            self._table.refuse_route(lib.OUTFEED_ROUTE - code, int(routes[lib.OUTFEED_ROUTE - code]))
+            row = lib.OUTFEED_ROUTE - code
+            self._table.refuse_route(row, int(np.frombuffer(routes, np.uint64)[row]))
         if code == lib.OUTFEED_ROWS:
             raise ValueError(f"a step has 1 to {MAX_ROWS} rows, not {rows}")
         if code == lib.OUTFEED_COUNTS:
             raise ValueError(f"counts has {len(counts)} entries for {rows} rows")
         if code == lib.OUTFEED_IDS:
-            place = int(np.flatnonzero(np.asarray(ids) < 0)[0])
+            found = np.frombuffer(ids, np.int32)
+            place = int(np.flatnonzero(found < 0)[0])
             raise ValueError(
-                f"ids[{place}] is {int(ids[place])}: a token's id is 0 or more; leave out what is none, "
+                f"ids[{place}] is {found[place]}: a token's id is 0 or more; leave out what is none, "
                 "counts says how many tokens a row has"
             )
         if code == lib.OUTFEED_TOKENS:
-            total = rows if counts is None else sum(map(int, counts))
+            total = rows if counts is None else int(np.frombuffer(counts, np.uint32).sum(dtype=np.uint64))
             raise ValueError(f"ids has {len(ids)} entries, the counts of {rows} rows sum to {total}")
         self._writer.native.refuse(code, Tag.BATCH, size, timeout)
 
@@ -120,6 +127,15 @@ def check_positions(families: Families, counts: NDArray[np.uint32]) -> None:
                 f"{kind.name.lower()}: row {row} has {has} positions for {int(counts[row])} tokens: give one "
                 "for each token of the row"
             )
+
+
+def converted(routes: ArrayLike, ids: ArrayLike, counts: ArrayLike | None) -> Columns:
+    """Return a step's columns as arrays of just their types. Raises what `column` does."""
+    return (
+        column(routes, np.uint64, "routes"),
+        column(ids, np.int32, "ids"),
+        None if counts is None else column(counts, np.uint32, "counts"),
+    )
 
 
 def column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArray[Any]:

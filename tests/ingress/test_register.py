@@ -8,12 +8,22 @@ from typing import Any, cast
 import pytest
 from outfeed.ingress import register as register_module
 from outfeed.ingress.errors import BadRequest, RidInUse, Unavailable
-from outfeed.ingress.register import Ingress
+from outfeed.ingress.register import ATTACH_WAIT_S, Ingress
 from outfeed.ingress.request import Model, Ready, parse_generate, ready
 from outfeed.ingress.routes import RouteTable
 from outfeed.ring import Consumer, Doorbell, LaneWriter, Ring
 from outfeed.ring.errors import FrameTooLarge, RingFull
-from outfeed.ring.frames import Control, Forget, Generate, Register, Tag, decode, encode
+from outfeed.ring.frames import (
+    Attach,
+    Control,
+    Forget,
+    Generate,
+    Register,
+    Restored,
+    Tag,
+    decode,
+    encode,
+)
 
 
 class NoTokenizer:
@@ -31,9 +41,10 @@ class Lane:
         self.log, self.name = log, name
         self.error: Exception | None = None
         self.max_frame = 4096
+        self.waits = 0.0
 
     def write(self, tag: int, /, *parts: Any, timeout: float = 0.0) -> None:
-        assert timeout == 0.0
+        assert timeout == self.waits
         if self.error is not None:
             raise self.error
         self.log.append((self.name, tag, decode(tag, b"".join(parts))))
@@ -245,6 +256,7 @@ def test_a_forget_that_finds_the_ring_full_is_sent_later_and_before_any_register
     assert rig.ingress.live() == 0
     with pytest.raises(Unavailable, match="behind"):
         rig.ingress.submit(rig.ingress.open(prompt("b")))
+    assert (rig.ingress.live(), rig.ingress.route_of("b"), rig.routes.loads()) == (0, None, [0, 0])
     rig.control.error = None
     rig.ingress.submit(rig.ingress.open(prompt("c")))
     assert rig.tags()[2:] == [("control", Tag.FORGET), ("control", Tag.REGISTER), ("request", Tag.GENERATE)]
@@ -355,3 +367,39 @@ def test_what_is_live_is_told_in_frames_that_fit() -> None:
     rig.request.error = RingFull("full")
     with pytest.raises(RingFull):
         rig.ingress.live_from(0)
+
+
+def test_a_new_process_says_so_on_both_lanes() -> None:
+    rig = Rig()
+    rig.control.waits = rig.request.waits = ATTACH_WAIT_S
+    rig.ingress.attach()
+    assert rig.log == [("control", Tag.ATTACH, Attach(0)), ("request", Tag.ATTACH, Attach(0))]
+
+
+def test_a_new_shard_is_told_of_the_requests_that_have_text_and_have_not_ended() -> None:
+    rig = Rig()
+    running, ended = rig.ingress.open(prompt("r", stop=["END"])), rig.ingress.open(prompt("over"))
+    control = rig.ingress.open_control()
+    rig.ingress.submit(running)
+    rig.ingress.submit(ended)
+    rig.ingress.end(ended.route)
+    rig.log.clear()
+    for ticket in (running, ended, control):
+        rig.ingress.restore(ticket.route, b"\x05\0\0\0", 3)
+    rig.ingress.restored(1, 77)
+    ((lane, tag, restore), last) = rig.log
+    assert (lane, tag) == ("control", Tag.RESTORE)
+    assert (restore.route, restore.rid, restore.ids, restore.text_bytes) == (
+        running.route,
+        "r",
+        b"\x05\0\0\0",
+        3,
+    )
+    registered = running.prompt
+    assert registered is not None
+    assert restore.options == registered.decode_options()
+    assert (restore.prompt_tail, restore.prompt_tokens) == (registered.prompt_tail, 80)
+    assert last == ("control", Tag.RESTORED, Restored(0, 1, 77))
+    rig.control.error = RingFull("full")
+    with pytest.raises(RingFull):
+        rig.ingress.restore(running.route, b"", 0)

@@ -63,10 +63,9 @@ def test_a_slot_comes_back_with_the_next_generation() -> None:
     assert table.release(first)
     second = table.acquire()
     assert (slot_of(second), generation_of(first), generation_of(second)) == (0, MAX_GENERATION, 1)
-    assert not table.is_live(first)
-    assert table.is_live(second)
     assert not table.release(first)
-    assert table.is_live(second)
+    assert table.loads() == [1]
+    assert table.release(second)
 
 
 def test_a_slot_rests_as_long_as_it_can() -> None:
@@ -99,8 +98,16 @@ def test_releasing_twice_or_a_foreign_route_changes_nothing() -> None:
     assert table.release(route)
     assert not table.release(route)
     assert not any(table.release(one) for one in foreign)
-    assert not any(table.is_live(one) for one in foreign)
     assert table.loads() == [0, 0]
+
+
+def test_what_is_no_route_frees_no_place() -> None:
+    """0 names nobody, though reader 0, shard 0 and slot 0 are there."""
+    table = RouteTable(0, shards=1, slots=2)
+    assert not table.release(0)
+    assert sorted(slot_of(table.acquire()) for _ in range(2)) == [0, 1]
+    with pytest.raises(Unavailable):
+        table.acquire()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,15 @@ from outfeed.ring._body import plain, probe
 from outfeed.ring._core import lib
 from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch, join_steps
 from outfeed.ring.checked import MAX_ROWS, PREFIX, Checked, _check_all
-from outfeed.ring.families import FAMILIES, Family, Kind, flat_family, ragged_family
+from outfeed.ring.families import (
+    FAMILIES,
+    Family,
+    Kind,
+    TokenTexts,
+    flat_family,
+    hidden_family,
+    ragged_family,
+)
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
 
@@ -214,6 +222,13 @@ def egress() -> list[Buffer]:
     return encode_batch(2**63, *_columns("<"), generated=generated, text_lens=lens, text=text)
 
 
+def held_back() -> list[Buffer]:
+    """One row whose text waits for more: the egress form, without a byte of text."""
+    one, none = np.array([1], "<u4"), np.array([0], "<u4")
+    columns = np.array([11], "<u8"), none, one, one, np.array([5], "<i4")
+    return encode_batch(1, *columns, generated=one, text_lens=none, text=b"")
+
+
 def found(step: Checked) -> tuple[object, ...]:
     """What a checked body says."""
     core = (step.data, step.stamp_ns, step.rows, step.tokens, step.text_bytes, step.text_at)
@@ -233,7 +248,7 @@ def sealed(body: bytearray) -> bytes:
     return PREFIX.pack(header_len, len(body), lib.outfeed_check(rest, len(rest), header_len)) + rest
 
 
-@pytest.mark.parametrize("parts", [encode_batch(1, *_columns("<")), egress()])
+@pytest.mark.parametrize("parts", [encode_batch(1, *_columns("<")), egress(), held_back()])
 def test_the_quick_look_passes_what_all_checks_pass_and_nothing_else(parts: list[Buffer]) -> None:
     """Every byte of a usual body in every other value, with a check that fits."""
     body = bytearray(join(parts))
@@ -291,6 +306,16 @@ def test_a_family_whose_numbers_lie_is_refused(column: str, values: list[int], s
         decode_batch(sealed(body))
 
 
+def test_hidden_states_of_no_width_are_refused() -> None:
+    """No byte of the body would bound how many there are, and room is made for each that is taken out."""
+    families = [*[None] * Kind.HIDDEN_STATES, hidden_family([(1, [[0.5]])])]
+    body = bytearray(body_of(encode_batch(1, *_columns("<"), families=families)))
+    entry = body.index(b"\x93\x01\x01\x01")  # one row, one position, the width
+    body[entry + 3] = 0
+    with pytest.raises(BadBatch, match="hidden_states: 1 positions of width 0"):
+        decode_batch(sealed(body[:-4]))
+
+
 @pytest.mark.parametrize(
     ("at", "count"), [(41, 0), (44, 1), (40, 1), (37, 1), (0, 11), (0, 2**62), (2**63, 1)]
 )
@@ -325,6 +350,21 @@ def test_a_rows_text_that_begins_inside_a_character_is_seen() -> None:
     for lens in ([2, 1, 7], [1, 3, 6], [1, 6, 3]):
         whole[at : at + 12] = np.array(lens, "<u4").tobytes()
         with pytest.raises(BadBatch):
+            decode_batch(sealed(whole))
+
+
+def test_a_tokens_text_that_begins_inside_a_character_is_seen() -> None:
+    named: Any = {"generated": LENS, "text_lens": LENS, "text": b"abc"}
+    ids, lens = np.array([5, 6, 7], "<i4"), np.array([1, 3, 2], "<u4")
+    texts = TokenTexts(np.array([1], "<u4"), ids, lens, "a水ß".encode())
+    whole = bytearray(body_of(encode_batch(1, *_columns("<"), **named, texts=texts)))
+    found = decode_batch(sealed(whole)).texts
+    assert found is not None
+    assert found.as_dict() == {5: "a", 6: "水", 7: "ß"}
+    at = len(whole) - 8 - 12
+    for wrong in ([2, 2, 2], [1, 4, 1], [1, 1, 4]):
+        whole[at : at + 12] = np.array(wrong, "<u4").tobytes()
+        with pytest.raises(BadBatch, match="token_texts: a part begins inside a character"):
             decode_batch(sealed(whole))
 
 

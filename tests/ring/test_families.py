@@ -44,11 +44,12 @@ def test_a_selection_has_the_rows_own_values_under_their_new_numbers() -> None:
     assert part.values.tolist() == [3, 4, 5, 6]
 
 
-def test_hidden_states_without_a_width_are_as_many_as_they_were() -> None:
-    part = taken(hidden_family([(0, np.empty((2, 0))), (1, np.empty((1, 0)))]), 1)
-    assert (part.rows.tolist(), part.counts.tolist(), part.values.size) == ([0], [1], 0)
-    (k, positions, width), _ = encode_family(Kind.HIDDEN_STATES, part, 1)
-    assert (k, positions, width) == (1, 1, 0)
+def test_hidden_states_have_a_width() -> None:
+    with pytest.raises(BadColumns, match=r"row 1 have shape \(2, 0\): expected"):
+        hidden_family([(1, np.empty((2, 0)))])
+    many, none = np.array([2**31 - 1], "u4"), np.empty(0, "f4")
+    with pytest.raises(BadColumns, match="hidden_states: 2147483647 positions of width 0"):
+        encode_family(Kind.HIDDEN_STATES, Family(np.array([0], "u4"), many, none), 1)
 
 
 def test_of_rows_that_have_none_nothing_is_taken() -> None:

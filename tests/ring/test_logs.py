@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import shlex
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -182,6 +183,15 @@ def root() -> Iterator[logging.Logger]:
         if handler not in handlers:
             root.removeHandler(handler)
     root.setLevel(level)
+
+
+def test_what_is_written_when_its_time_has_come_lets_other_threads_log(log: Log) -> None:
+    for call in (log.handler.due, log.handler.flush):
+        call()
+        other = threading.Thread(target=log.log.warning, args=("from another",), daemon=True)
+        other.start()
+        other.join(30)
+        assert not other.is_alive()
 
 
 def test_starting_again_renames_the_process_and_doubles_nothing(root: logging.Logger) -> None:

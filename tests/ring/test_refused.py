@@ -5,9 +5,11 @@ import fcntl
 import mmap
 import os
 import socket
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from outfeed.ring import (
@@ -21,10 +23,15 @@ from outfeed.ring import (
     RingError,
     segment,
 )
+from outfeed.ring.board import MAGIC, VERSION, Board
+from outfeed.ring.names import segment_name
+from outfeed.ring.owner import space
 
 from tests.limits import no_more_files, open_files
 
 SHM = Path("/dev/shm")
+INSTANCE = f"t-refused-{os.getpid()}"
+BOARD = segment_name(INSTANCE, "board")
 
 
 def nothing(memory: mmap.mmap) -> None:
@@ -142,3 +149,52 @@ def test_a_lock_that_is_given_up_soon_is_waited_for(name: str, monkeypatch: pyte
         fcntl.flock(held, fcntl.LOCK_EX)
         monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(held, fcntl.LOCK_UN))
         segment.attach(name).close()
+
+
+@pytest.fixture
+def board() -> Iterator[Callable[[int], segment.Segment]]:
+    """Makes what lies where a board would. Held until the end: no start in another test sweeps it away."""
+    made: list[segment.Segment] = []
+
+    def make(size: int) -> segment.Segment:
+        made.append(segment.create(BOARD, size, nothing))
+        return made[0]
+
+    yield make
+    for one in made:
+        one.unlink()
+        one.close()
+
+
+@pytest.mark.parametrize("size", [1, 23, 24, 4096, 65535])
+def test_what_is_too_small_for_a_board_is_none(board: Callable[[int], segment.Segment], size: int) -> None:
+    board(size)
+    with pytest.raises(NotARing, match=f"holds {size} bytes, a board at least 65536: not a board"):
+        Board.attach(INSTANCE)
+
+
+@pytest.mark.parametrize(("rows", "room"), [(5, 4), (4, 5), (6, 6)])
+def test_a_board_has_just_the_rows_of_its_configuration(
+    board: Callable[[int], segment.Segment], rows: int, room: int
+) -> None:
+    """Of launcher, scheduler, two shards and a reader: nobody may find his row where the segment ends."""
+    config = b'{"instance":"any","tokenizer":"none"}'
+    memory = board((1 << 16) + 256 * room).memory
+    memory[:24] = struct.pack("<8sIIII", MAGIC, VERSION, rows, len(config), crc32(config))
+    memory[48:56] = space().to_bytes(8, "little")
+    memory[4096 : 4096 + len(config)] = config
+    with pytest.raises(NotARing, match=f"has {rows} rows in .* bytes, its configuration needs 5"):
+        Board.attach(INSTANCE)
+
+
+def test_a_configuration_that_is_nested_without_end_is_none(
+    board: Callable[[int], segment.Segment],
+) -> None:
+    """Whoever wrote it made its check right as well."""
+    deep = b'{"sampling_defaults":' + b'{"a":' * 10_000
+    memory = board(1 << 17).memory
+    memory[:24] = struct.pack("<8sIIII", MAGIC, VERSION, 5, len(deep), crc32(deep))
+    memory[48:56] = space().to_bytes(8, "little")
+    memory[4096 : 4096 + len(deep)] = deep
+    with pytest.raises(NotARing, match="holds no readable configuration"):
+        Board.attach(INSTANCE)

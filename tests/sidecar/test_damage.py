@@ -12,6 +12,7 @@ from outfeed.ring.frames import (
     Control,
     Forget,
     Live,
+    Message,
     Result,
     Standing,
     Tag,
@@ -27,6 +28,7 @@ from .conftest import Bench
 from .test_port import OTHERS, A, B, generate
 
 NEVER_CAME, CONTROL = make_route(0, 0, 0, 1), make_route(0, 0, 4, 1)
+AFTER_A, AFTER_CONTROL = make_route(0, 0, 1, 2), make_route(0, 0, 4, 2)
 
 
 @pytest.fixture
@@ -141,6 +143,47 @@ def test_what_a_gateway_no_longer_has_is_aborted_once(bench: Bench, port: Schedu
     bench.send(Abort(B))
     assert port.recv() == []
     assert [port.is_live(route) for route in (A, B, beyond, OTHERS)] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("kind", ["generate", "control"])
+def test_a_request_whose_slot_comes_again_is_aborted_though_its_abort_was_lost(
+    bench: Bench, port: SchedulerPort, kind: str
+) -> None:
+    """No LIVE would miss it: what the port knows of the slot is the next request's from there on."""
+    after: Message = generate(AFTER_A) if kind == "generate" else Control(AFTER_A, "rid", "health")
+    bench.send(generate(A), generate(B))
+    assert len(port.recv()) == 2
+    port.push_tokens([A, B], [7, 8])
+    bench.send(after, after)
+    assert port.recv() == [Abort(A), after, after]
+    assert [port.is_live(route) for route in (A, B, AFTER_A)] == [False, True, True]
+    bench.send(Abort(AFTER_A), generate(A))
+    assert port.recv() == [Abort(AFTER_A), generate(A)], "it had ended: nobody is told twice"
+
+
+def test_what_another_rank_ended_is_not_aborted_when_its_slot_comes_again(
+    bench: Bench, port: SchedulerPort
+) -> None:
+    bench.send(generate(A))
+    assert port.recv() == [generate(A)]
+    with SchedulerPort.attach(bench.name, rank=1) as other:
+        other.adopt(generate(A))
+        other.push_tokens([A], [7], finishes={0: FinishReason.length(1)})
+    bench.send(generate(AFTER_A), Control(CONTROL, "rid", "health"))
+    assert [message.route for message in port.recv()] == [AFTER_A, CONTROL]
+    bench.send(generate(AFTER_CONTROL))
+    assert port.recv() == [Abort(CONTROL), generate(AFTER_CONTROL)], "no other rank answers it"
+
+
+def test_a_request_whose_slot_a_lost_one_has_is_aborted(bench: Bench, port: SchedulerPort) -> None:
+    """Its ABORT and the GENERATE behind it were damaged."""
+    bench.send(generate(A), generate(B))
+    port.recv()
+    say(bench, Live(0, 0, 64, [AFTER_A, B]))
+    assert port.recv() == [Abort(A)]
+    beat(port)
+    (tally,) = tallies(bench)
+    assert sorted(tally.rows) == sorted([(AFTER_A, 0, Standing.ENDED), (B, 0, Standing.RUNNING)])
 
 
 def test_a_gateway_says_nothing_of_anothers_requests(bench: Bench, port: SchedulerPort) -> None:

@@ -1,5 +1,6 @@
 """The finish reasons of a step: what a shard could not read is refused, and costs nobody anything."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -21,6 +22,16 @@ def nested(depth: int) -> Any:
     return {} if depth == 0 else {"deeper": nested(depth - 1)}
 
 
+@dataclass(eq=False)
+class Number:
+    """A whole number that is no other's equal, as a torch scalar is: a mapping may have two of one row."""
+
+    value: int
+
+    def __index__(self) -> int:
+        return self.value
+
+
 class Ended(StrEnum):
     EARLY = "early"
 
@@ -34,6 +45,10 @@ class Ended(StrEnum):
         ({A: FinishReason.length(1)}, "of a step of 2 rows"),
         ({"1": FinishReason.length(1)}, "names row '1': give the row's number"),
         ({1.0: FinishReason.length(1)}, r"names row 1\.0: give the row's number"),
+        (
+            {Number(1): FinishReason.length(1), 1: FinishReason.length(2)},
+            "finishes names row 1 twice",
+        ),
         ({1: "stop"}, "reason of row 1 is a str: give a FinishReason"),
         ({0: FinishReason.length(1), 1: None}, "reason of row 1 is a NoneType: .* leave out rows that go on"),
         ({1: {}}, "reason of row 1 has no `type`"),

@@ -141,7 +141,7 @@ def texts_of(rows: list[Row], families: list[Family | None]) -> TokenTexts | Non
 
 
 def draw_step(choose: Choose, egress: bool = True, most_rows: int = 5) -> Step:
-    width = choose.integer(0, 3)
+    width = choose.integer(1, 3)
     rows = [draw_row(choose, slot, width, egress) for slot in range(choose.integer(0, most_rows))]
     return Step(choose.integer(0, 2**64 - 1), rows, egress)
 
