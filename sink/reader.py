@@ -126,9 +126,10 @@ class Reader:
 
     def cut_off(self, shards: frozenset[int]) -> None:
         """Say which shards cannot reach this reader: what is live with one ends. On the draining thread."""
-        for shard in shards - self._cut_off:
+        # Before those that are live are gone through: who registers meanwhile looks here.
+        found, self._cut_off = shards - self._cut_off, shards
+        for shard in found:
             self._lose_shard(shard)
-        self._cut_off = shards
 
     @property
     def lost_shards(self) -> frozenset[int]:

@@ -12,7 +12,7 @@ from outfeed.ring.batch import BadBatch, decode_batch, encode_batch
 from outfeed.ring.families import FAMILIES, Kind, flat_family
 from outfeed.ring.frames import BadFrame, Standing, Tag, Tally, encode, join
 from outfeed.ring.route import make_route
-from outfeed.sink import Done, Error, Frame, suspects
+from outfeed.sink import Done, Error, Frame, Reader, SinkSource, suspects
 
 from .front import Front, waiting
 from .material import (
@@ -177,6 +177,25 @@ def test_a_shard_that_cannot_reach_the_reader_costs_its_requests_alone() -> None
     again = front.open(make_route(0, 1, 3, 1))
     front.reader.drain()
     assert waiting(other) == waiting(again) == []
+
+
+def test_a_request_that_begins_while_its_shards_others_are_ended_ends_too() -> None:
+    """Else it would wait for ever: the reader looks for whose shard is lost once."""
+    front = Front()
+    first, second = (make_route(0, 1, slot, 1) for slot in (1, 2))
+    late: list[SinkSource] = []
+
+    def begin_another(route: int) -> None:
+        if route == first:
+            late.append(front.open(second))
+
+    front.reader = Reader(front.egress, front.on_abort, begin_another)  # type: ignore[arg-type]
+    front.open(first)
+    front.reader.cut_off(frozenset({1}))
+    front.reader.drain()
+    (error,) = waiting(late[0])
+    assert isinstance(error, Error)
+    assert error.type == "shard_cut_off"
 
 
 def test_aborts_are_given_up_when_the_lane_they_go_by_is_corrupt() -> None:
