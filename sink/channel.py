@@ -207,11 +207,13 @@ class Channel(ChannelFields):
             on_gone()
 
     def drop_callback(self) -> None:
-        """Let go of a callback when nothing comes any more: it has its source, and so this, in a circle that
-        only the garbage collector would undo, with all that the request had.
+        """Let go of a callback when another takes its place, or nothing comes any more: it has its source,
+        and so this, in a circle that only the garbage collector would undo, with all that the request had.
         """
-        if isinstance(self.waiter, CallbackWaiter):
+        waiter = self.waiter
+        if isinstance(waiter, CallbackWaiter):
             self.waiter = None
+            waiter.drop()
 
     def statistics(self) -> SinkStatistics:
         """Return the counters as they are now."""
@@ -371,18 +373,13 @@ class SinkSource:
         """Call `callback` in `loop` whenever something waits, instead of waiting here: no task, no future.
 
         The callback takes what it wants with `receive_nowait`; it is called again only for what is sent
-        after it was called, perhaps taken by then, and not once it has taken the last item. What it raises
-        goes to the loop's exception handler. Call this in `loop`. The callback keeps its source alive until
-        it has taken the last item: close the source explicitly. Another callback takes its place; SinkBusy
-        while a task or a thread waits.
+        after it was called, perhaps taken by then, and not once it has taken the last item or the source was
+        closed. What it raises goes to the loop's exception handler. Call this in `loop`. The callback keeps
+        its source alive until it has taken the last item: close the source explicitly. Another callback takes
+        its place at once; SinkBusy while a task or a thread waits.
         """
-
-        def unless_ended() -> None:
-            if not self._ended:
-                callback()
-
         self._channel.drop_callback()
-        waiter = CallbackWaiter(loop, unless_ended)
+        waiter = CallbackWaiter(loop, callback)
         self._wait_by(waiter)
         if self._channel.fresh or self._channel.folded is not None:
             waiter.marked = True

@@ -227,6 +227,25 @@ def test_a_thread_that_is_woken_twice_goes_on_once() -> None:
     assert not waiter.wait(0)
 
 
+def test_a_callback_that_another_took_the_place_of_is_not_called_though_it_was_fired() -> None:
+    sender, source = open_sink(1000)
+    called: list[str] = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        source.call_when_ready(loop, partial(called.append, "first"))
+        sender.try_send(Frame(chunk("a")))
+        source.call_when_ready(loop, partial(called.append, "second"))
+        await asyncio.sleep(0)
+        assert called == ["second"]
+        sender.try_send(Frame(chunk("b", 1)))
+        source.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert called == ["second"], "a source that is closed has nothing to take"
+
+
 def test_closing_calls_no_callback_and_tells_of_no_stream_that_is_over() -> None:
     sender, source = open_sink(1000)
     called: list[str] = []
