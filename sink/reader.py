@@ -272,16 +272,20 @@ class Reader:
 
         `abort` is for a last one that the scheduler does not know to be that.
         """
+        had = len(live.ids)
+        live.ids.extend(event.ids_raw)  # first: without memory for them nothing has been sent
         try:
             waiter = live.channel.push(event, event.size)
         except (SinkFull, SinkClosed) as error:
             self._refused(live, error)
             return False
-        if waiter is not None:
-            self._wakes.append(waiter)
+        except MemoryError:
+            del live.ids[had:]
+            raise
         live.columns_bytes += event.columns_bytes
         live.next = event.first + event.generated
-        live.ids.extend(event.ids_raw)
+        if waiter is not None:
+            self._wakes.append(waiter)
         if event.finish is not None:
             live.channel.ended = True
             self._end(live, abort)

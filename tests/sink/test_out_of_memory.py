@@ -26,7 +26,10 @@ def failing_at(at: int) -> Iterator[None]:
         _testcapi.remove_mem_hooks()
 
 
-def test_whichever_allocation_fails_ids_and_event_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("usual", [True, False], ids=["usual", "looked at by Python"])
+def test_whichever_allocation_fails_ids_and_event_stay_together(
+    monkeypatch: pytest.MonkeyPatch, usual: bool
+) -> None:
     failed = at = 0
 
     def counted(live: Live) -> tuple[int, int, int]:
@@ -46,8 +49,12 @@ def test_whichever_allocation_fails_ids_and_event_stay_together(monkeypatch: pyt
     for at in range(1, 40):  # noqa: B007  # `failing` reads it
         front = Front()
         front.open(ROUTE)
+        live = front.reader._live[ROUTE]
+        if not usual:
+            live.channel.limit = 0
         front.arrive(step(Row(ROUTE, 0, [7] * 100, 100, 9, "é" * 100, None)))
-        assert counted(front.reader._live[ROUTE]) in ((0, 0, 0), (100, 100, 100))
+        assert counted(live) in ((0, 0, 0), (100, 100, 100))
+        assert live.text_bytes == 2 * live.next
     assert 3 < failed < 39, "some of them are the core's, the last ones come after it"
 
 
