@@ -400,11 +400,13 @@ class SinkSource:
         its source alive until it has taken the last item: close the source explicitly. Another callback takes
         its place at once; SinkBusy while a task or a thread waits.
         """
-        self._channel.drop_callback()
+        channel = self._channel
+        channel.drop_callback()
         waiter = CallbackWaiter(loop, callback)
         self._wait_by(waiter)
-        channel = self._channel
-        if channel.fresh or channel.folding or channel.folded is not None:
+        if channel.gone or self._ended:  # looked at last: who closes meanwhile lets go of it, or this does
+            channel.drop_callback()
+        elif channel.fresh or channel.folding or channel.folded is not None:
             waiter.marked = True
             loop.call_soon(waiter.fire)
 

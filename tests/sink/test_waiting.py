@@ -261,8 +261,9 @@ def test_closing_calls_no_callback_and_tells_of_no_stream_that_is_over() -> None
     assert called == []
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["then", "before"])
 @pytest.mark.parametrize("how", ["its last item is taken", "it is closed", "it fails"])
-def test_a_stream_that_is_over_lets_go_of_its_callback(how: str) -> None:
+def test_a_stream_that_is_over_lets_go_of_its_callback(how: str, before: bool) -> None:
     """The callback has the source: together they would wait for the garbage collector."""
     sender, source = open_sink(1000)
 
@@ -270,7 +271,8 @@ def test_a_stream_that_is_over_lets_go_of_its_callback(how: str) -> None:
         source.receive_nowait()
 
     async def story() -> None:
-        source.call_when_ready(asyncio.get_running_loop(), take)
+        if not before:
+            source.call_when_ready(asyncio.get_running_loop(), take)
         match how:
             case "it is closed":
                 source.close()
@@ -278,6 +280,10 @@ def test_a_stream_that_is_over_lets_go_of_its_callback(how: str) -> None:
                 sender.close()
             case _:
                 sender.try_send(Done(chunk("a", 0, LAST)))
+        if before:
+            if how != "it is closed":
+                take()
+            source.call_when_ready(asyncio.get_running_loop(), take)
         await asyncio.sleep(0)
 
     asyncio.run(story())
