@@ -298,6 +298,7 @@ def test_a_cancelled_reader_of_the_stream_is_gone() -> None:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
+        assert task.cancelled()
 
     asyncio.run(story())
     assert sender.statistics().closed
