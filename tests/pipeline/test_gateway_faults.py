@@ -168,7 +168,7 @@ def test_a_request_that_comes_while_a_gateway_is_closed_is_refused(rig: Rig) -> 
     (end,) = rest_of(stream)[2]
     assert isinstance(end, Error)
     assert (end.status, end.type) == (503, "stopping")
-    assert len(refused) == 1
+    assert (len(refused), rig.front.reader.statistics().aborts) == (1, 1)
     with pytest.raises(Unavailable, match="this gateway is stopping"):
         asyncio.run(rig.front.control("health"))
 
@@ -184,6 +184,7 @@ def test_closing_a_gateway_ends_its_streams_though_nobody_is_left_to_abort_them(
     (end,) = rest_of(stream)[2]
     assert isinstance(end, Error)
     assert end.status == 503
+    assert rig.front.reader.statistics().aborts == 0
 
 
 # ---- a batch is large
