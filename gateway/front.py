@@ -171,6 +171,7 @@ class Front:
         self._failing_since: float | None = None
         self._failing: str | None = None
         self.tokenize = Tokenize(model)
+        self._closing = False
         self._stop = threading.Event()
         self._pid = os.getpid()
         self._looking = threading.Lock()
@@ -327,12 +328,14 @@ class Front:
 
         In a forked child it only lets go of what the child inherited: the front is its parent's.
         """
-        if self._stop.is_set():
+        if self._closing:
             return
+        self._closing = True  # before: who submits meanwhile is ended with the others, or sees this
         mine = os.getpid() == self._pid
-        if mine and self.instance.alive:
+        if mine:
             self.reader.fail(
-                Error(503, "stopping", "the gateway is stopping; send the request again"), abort="stopping"
+                Error(503, "stopping", "the gateway is stopping; send the request again"),
+                abort="stopping" if self.instance.alive else None,
             )
         self._stop.set()
         if mine:
@@ -376,6 +379,8 @@ class Front:
 
     def _must_serve(self) -> None:
         """Refuse at the door what nobody would answer."""
+        if self._closing:
+            raise Unavailable("this gateway is stopping; send the request again to another")
         if not self.instance.alive:
             raise Unavailable("the instance is gone or stopping; send the request again when it is back")
         if (why := self.trouble()) is not None:

@@ -54,20 +54,16 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _Scrape:
-    """Counts asked for: who has answered, and how many are missing."""
+    """Counts asked for, and who has not answered yet."""
 
-    def __init__(self, complete: asyncio.Future[None]) -> None:
+    def __init__(self, complete: asyncio.Future[None], missing: set[int]) -> None:
         self.complete = complete
-        self.missing = 0
-        self._answered: set[int] = set()
+        self.missing = missing
 
-    def add(self, sender: int) -> None:
+    def answered(self, sender: int) -> None:
         """Note that a gateway has answered; the last one completes it."""
-        if sender in self._answered:
-            return
-        self._answered.add(sender)
-        self.missing -= 1
-        if self.missing == 0 and not self.complete.done():
+        self.missing.discard(sender)
+        if not self.missing and not self.complete.done():
             self.complete.set_result(None)
 
 
@@ -119,19 +115,16 @@ class Siblings:
 
     async def states(self) -> list[bytes]:
         """Return the counts of the others that run: now, or when they last told them if they are late."""
-        if not self._others:
-            return []
         number = next(self._numbers)
-        scrape = self._scrapes[number] = _Scrape(asyncio.get_running_loop().create_future())
-        try:
-            # Who cannot be reached is not waited for; who does not answer is, for a moment.
-            absent = self._send(_Ask(self._me, number), self._others)
-            scrape.missing = len(self._others) - len(absent)
-            if scrape.missing:
+        # Who cannot be reached is not waited for; who does not answer is, for a moment.
+        absent = self._send(_Ask(self._me, number), self._others)
+        if missing := set(self._others).difference(absent):
+            scrape = self._scrapes[number] = _Scrape(asyncio.get_running_loop().create_future(), missing)
+            try:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(scrape.complete, WAIT_S)
-        finally:
-            del self._scrapes[number]
+            finally:
+                del self._scrapes[number]
         for other in absent:
             self._last.pop(other, None)
         return [self._last[other] for other in sorted(self._last)]
@@ -173,7 +166,7 @@ class Siblings:
             case _Tell(sender=sender, number=number, state=state) if sender in self._others:
                 self._last[sender] = state
                 if (scrape := self._scrapes.get(number)) is not None:
-                    scrape.add(sender)
+                    scrape.answered(sender)
 
     def _address(self, gateway: int) -> bytes:
         return f"\0outfeed-{self._instance}.gateway{gateway}".encode()

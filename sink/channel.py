@@ -10,6 +10,7 @@ the sender only tries the lock, so it never waits for a handler.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,6 +28,9 @@ FOLD_AT = 8
 # More than any machine has; what the counters add up stays far from the end of their 64 bits.
 MAX_CAPACITY = 1 << 40
 MAX_WAIT = 1.0
+TORN = Error(
+    503, "no_memory", "the gateway could not keep what waits for this client; send the request again"
+)
 
 
 class SinkFull(Exception):
@@ -70,8 +74,10 @@ class Channel(ChannelFields):
     fresh     items, oldest first: the sender appends, the source takes
     folded    a Merger: what was merged out of `fresh`, before all that is in it now
     sent      bytes of content sent, taken by the source, and replaced in folding (`freed`)
-    limit     what `sent` may grow to; -1 once the source is gone: the one thing a sender has to look at
-    folding   `fresh` is being moved to `folded`: the C core leaves both alone
+    limit     what `sent` may grow to; -1 once the source is gone or the stream torn: the one thing a sender
+              has to look at
+    folding   `fresh` is being moved to `folded`: the C core leaves both alone. Whoever finds it set with the
+              lock in hand sees a stream that is torn: an event was lost in folding, and TORN is what comes
     """
 
     __slots__ = ("lock",)
@@ -95,8 +101,8 @@ class Channel(ChannelFields):
             self.check(size)
         if self.ended:
             raise SinkClosed("the stream is over: its last item was sent before")
-        self.sent = sent
         self.fresh.append(item)
+        self.sent = sent  # behind it: without memory for the one there is not the other
         if len(self.fresh) > FOLD_AT:
             self.try_fold()
         waiter = self.waiter
@@ -109,6 +115,8 @@ class Channel(ChannelFields):
         """Say why `size` bytes exceed the limit; return when they may be sent all the same."""
         if self.gone:
             raise SinkClosed("the handler is gone: its source was closed, cancelled or dropped")
+        if self.limit < 0:
+            raise SinkClosed(TORN.message)
         waiting = self.sent - self.taken - self.freed
         # `limit` may be a moment old, and knows of what folding freed with the next take only. This is what
         # counts. An empty sink takes anything.
@@ -136,12 +144,17 @@ class Channel(ChannelFields):
         """Merge what waits, unless the source is taking it right now."""
         if self.lock.acquire(blocking=False):
             try:
-                self._fold()
+                # Out of memory, it is this stream's end alone, which its two ends see next.
+                with contextlib.suppress(MemoryError):
+                    self._fold()
             finally:
                 self.lock.release()
 
     def _fold(self) -> None:
-        """Merge the events at the front of `fresh` into `folded`. With the lock held."""
+        """Merge the events at the front of `fresh` into `folded`. With the lock held.
+
+        An exception, of memory that runs out or of a signal, may lose an event: the stream is torn then.
+        """
         fresh, folded = self.fresh, self.folded
         self.folding = True
         try:
@@ -154,16 +167,10 @@ class Channel(ChannelFields):
                 else:
                     self.freed += folded.add(event)
                     self.merged += 1
-        finally:
-            self.folding = False
-
-    def _take_folded(self) -> ChunkEvent:
-        """Return all waiting events as one. With the lock held."""
-        self._fold()
-        assert self.folded is not None
-        event = self.folded.event()
-        self.folded = None
-        return event
+        except BaseException:
+            self.limit = -1
+            raise
+        self.folding = False
 
     def take(self) -> Item | None:
         """Return the next item, merged from all that waits; None when nothing does.
@@ -171,21 +178,36 @@ class Channel(ChannelFields):
         `take_quick` (the C core) does the same for one event or several without columns, else it says False.
         """
         with self.lock:
+            if self.folding:
+                return TORN
             fresh = self.fresh
             if not fresh and self.folded is None:
                 return None  # closed in another thread since `take_quick` looked
             alone = self.folded is None and len(fresh) == 1  # as an ending is: nothing comes after it
-            item = fresh.pop(0) if alone else self._take_folded()
-            self.received += 1
-            if type(item) is not ChunkEvent:
-                if type(item) is Control:
-                    self.taken += len(item.body)
-                return item  # type: ignore[return-value]  # mypy keeps ChunkEvent, the test above excludes it
-            self.taken += item.size
-            self.limit = self.capacity + self.taken + self.freed
+            event = fresh[0] if alone else self._whole()
+            if type(event) is not ChunkEvent:
+                self.received += 1
+                if type(event) is Control:
+                    self.taken += len(event.body)
+                return fresh.pop(0)  # type: ignore[return-value]  # no ChunkEvent: that is tested above
+            # All that takes memory comes first: what could not be made into an item waits on.
+            item = Frame(event) if event.finish is None else Done(event)
+            taken, received = self.taken + event.size, self.received + 1
+            limit = self.capacity + taken + self.freed
+            if alone:
+                del fresh[0]
+            else:
+                self.folded = None
+            self.taken, self.received, self.limit = taken, received, limit
             if self.gone:  # looked at last: who closes meanwhile says so after this
                 self.limit = -1
-        return Frame(item) if item.finish is None else Done(item)
+        return item
+
+    def _whole(self) -> ChunkEvent:
+        """Return all waiting events as one. With the lock held."""
+        self._fold()
+        assert self.folded is not None
+        return self.folded.event()
 
     def close(self) -> None:
         """The source is gone: drop what waits, tell the reader once."""
@@ -207,11 +229,13 @@ class Channel(ChannelFields):
             on_gone()
 
     def drop_callback(self) -> None:
-        """Let go of a callback when nothing comes any more: it has its source, and so this, in a circle that
-        only the garbage collector would undo, with all that the request had.
+        """Let go of a callback when another takes its place, or nothing comes any more: it has its source,
+        and so this, in a circle that only the garbage collector would undo, with all that the request had.
         """
-        if isinstance(self.waiter, CallbackWaiter):
+        waiter = self.waiter
+        if isinstance(waiter, CallbackWaiter):
             self.waiter = None
+            waiter.drop()
 
     def statistics(self) -> SinkStatistics:
         """Return the counters as they are now."""
@@ -371,20 +395,18 @@ class SinkSource:
         """Call `callback` in `loop` whenever something waits, instead of waiting here: no task, no future.
 
         The callback takes what it wants with `receive_nowait`; it is called again only for what is sent
-        after it was called, perhaps taken by then, and not once it has taken the last item. What it raises
-        goes to the loop's exception handler. Call this in `loop`. The callback keeps its source alive until
-        it has taken the last item: close the source explicitly. Another callback takes its place; SinkBusy
-        while a task or a thread waits.
+        after it was called, perhaps taken by then, and not once it has taken the last item or the source was
+        closed. What it raises goes to the loop's exception handler. Call this in `loop`. The callback keeps
+        its source alive until it has taken the last item: close the source explicitly. Another callback takes
+        its place at once; SinkBusy while a task or a thread waits.
         """
-
-        def unless_ended() -> None:
-            if not self._ended:
-                callback()
-
-        self._channel.drop_callback()
-        waiter = CallbackWaiter(loop, unless_ended)
+        channel = self._channel
+        channel.drop_callback()
+        waiter = CallbackWaiter(loop, callback)
         self._wait_by(waiter)
-        if self._channel.fresh or self._channel.folded is not None:
+        if channel.gone or self._ended:  # looked at last: who closes meanwhile lets go of it, or this does
+            channel.drop_callback()
+        elif channel.fresh or channel.folding or channel.folded is not None:
             waiter.marked = True
             loop.call_soon(waiter.fire)
 

@@ -126,9 +126,10 @@ class Reader:
 
     def cut_off(self, shards: frozenset[int]) -> None:
         """Say which shards cannot reach this reader: what is live with one ends. On the draining thread."""
-        for shard in shards - self._cut_off:
+        # Before those that are live are gone through: who registers meanwhile looks here.
+        found, self._cut_off = shards - self._cut_off, shards
+        for shard in found:
             self._lose_shard(shard)
-        self._cut_off = shards
 
     @property
     def lost_shards(self) -> frozenset[int]:
@@ -271,16 +272,20 @@ class Reader:
 
         `abort` is for a last one that the scheduler does not know to be that.
         """
+        had = len(live.ids)
+        live.ids.extend(event.ids_raw)  # first: without memory for them nothing has been sent
         try:
             waiter = live.channel.push(event, event.size)
         except (SinkFull, SinkClosed) as error:
             self._refused(live, error)
             return False
-        if waiter is not None:
-            self._wakes.append(waiter)
+        except MemoryError:
+            del live.ids[had:]
+            raise
         live.columns_bytes += event.columns_bytes
         live.next = event.first + event.generated
-        live.ids.extend(event.ids_raw)
+        if waiter is not None:
+            self._wakes.append(waiter)
         if event.finish is not None:
             live.channel.ended = True
             self._end(live, abort)

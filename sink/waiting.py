@@ -49,19 +49,25 @@ class TaskWaiter:
 
 
 class CallbackWaiter:
-    """A function called in its loop whenever there is something. Stays until replaced."""
+    """A function called in its loop whenever there is something. Stays until replaced or dropped."""
 
     __slots__ = ("_callback", "loop", "marked")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self.loop = loop
-        self._callback = callback
+        self._callback: Callable[[], None] | None = callback
         self.marked = False
 
     def fire(self) -> None:
         """Call it; what is sent from here on marks it anew."""
         self.marked = False
-        self._callback()
+        callback = self._callback  # looked at once: its source may be closed in another thread
+        if callback is not None:
+            callback()
+
+    def drop(self) -> None:
+        """Let go of it: it is not called any more, though it may have been fired already."""
+        self._callback = None
 
 
 Waiter = ThreadWaiter | TaskWaiter | CallbackWaiter

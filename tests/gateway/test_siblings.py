@@ -6,9 +6,10 @@ import os
 import socket
 
 import pytest
+from outfeed.gateway import siblings
 from outfeed.gateway.siblings import Siblings
 
-from tests.eventually import until_async
+from tests.eventually import LIMIT_S, until_async
 
 NUMBERS = itertools.count()
 
@@ -25,8 +26,10 @@ def instance() -> str:
     return f"t-siblings-{os.getpid()}-{next(NUMBERS)}"
 
 
-def test_an_abort_reaches_the_others_and_a_scrape_hears_of_them() -> None:
+def test_an_abort_reaches_the_others_and_a_scrape_hears_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     name = instance()
+    # Nobody is waited for who has answered, or does not run.
+    monkeypatch.setattr(siblings, "WAIT_S", 4 * LIMIT_S)
 
     async def run() -> None:
         gateways = [Gateway(name, me, 3) for me in range(3)]
@@ -42,7 +45,7 @@ def test_an_abort_reaches_the_others_and_a_scrape_hears_of_them() -> None:
         assert await gateways[1].siblings.states() == []
         gateways[1].siblings.close()
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), LIMIT_S))
 
 
 def test_one_alone_waits_for_nobody() -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outfeed.gateway import front
 from outfeed.gateway.backend import FrontBackend
 from outfeed.gateway.front import TURN_PROMPTS, Answered
 from outfeed.ingress.errors import Unavailable
 from outfeed.ring import Frame
 from outfeed.ring.board import Role, State
+from outfeed.ring.instance import Instance
 from outfeed.ring.names import segment_name
 from outfeed.sidecar import Abort, FinishReason, Generate
 from outfeed.sink import Done, Error, SinkSender
@@ -144,6 +146,45 @@ def test_a_request_that_is_ended_before_it_is_submitted_says_why(rig: Rig) -> No
     assert end.type == "corrupt_lane"
     with pytest.raises(Answered, match="corrupt_lane"):
         asyncio.run(rig.front.control("health"))
+
+
+# ---- it is closed
+
+
+def test_a_request_that_comes_while_a_gateway_is_closed_is_refused(rig: Rig) -> None:
+    """Servers have threads: one may come through the door when what is live has been ended already."""
+    fail = rig.front.reader.fail
+    refused: list[Unavailable] = []
+
+    def fail_and_submit(error: Error, *, abort: str | None = None) -> None:
+        fail(error, abort=abort)
+        with pytest.raises(Unavailable, match="this gateway is stopping") as why:
+            asyncio.run(rig.front.submit(BODY))
+        refused.append(why.value)
+
+    rig.front.reader.fail = fail_and_submit  # type: ignore[method-assign]
+    (stream,) = rig.submit()
+    rig.front.close()
+    (end,) = rest_of(stream)[2]
+    assert isinstance(end, Error)
+    assert (end.status, end.type) == (503, "stopping")
+    assert (len(refused), rig.front.reader.statistics().aborts) == (1, 1)
+    with pytest.raises(Unavailable, match="this gateway is stopping"):
+        asyncio.run(rig.front.control("health"))
+
+
+def test_closing_a_gateway_ends_its_streams_though_nobody_is_left_to_abort_them(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instance ended since the gateway looked the last time."""
+    (stream,) = rig.submit()
+    monkeypatch.setattr(front, "TICK_S", 1e9)
+    monkeypatch.setattr(Instance, "alive", False)
+    rig.front.close()
+    (end,) = rest_of(stream)[2]
+    assert isinstance(end, Error)
+    assert end.status == 503
+    assert rig.front.reader.statistics().aborts == 0
 
 
 # ---- a batch is large

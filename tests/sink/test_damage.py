@@ -12,7 +12,7 @@ from outfeed.ring.batch import BadBatch, decode_batch, encode_batch
 from outfeed.ring.families import FAMILIES, Kind, flat_family
 from outfeed.ring.frames import BadFrame, Standing, Tag, Tally, encode, join
 from outfeed.ring.route import make_route
-from outfeed.sink import Done, Error, Frame, suspects
+from outfeed.sink import Done, Error, Frame, Reader, SinkSource, suspects
 
 from .front import Front, waiting
 from .material import (
@@ -140,6 +140,7 @@ def test_who_hangs_on_a_lost_rank_ends_and_who_does_not_goes_on(
     monkeypatch.setattr(suspects, "SILENT_S", 0.0)
     front = Front()
     of_rank_1, has_a_row, of_rank_2, control = (front.open(route) for route in (A, B, C, D))
+    of_rank_0 = front.open(make_route(0, 0, 8, 1), first=3)
     front.open(make_route(0, 0, 9, 1))  # ends before it is watched
     front.reader.doubt()
     front.reader.abort(make_route(0, 0, 9, 1), "told to")
@@ -147,6 +148,7 @@ def test_who_hangs_on_a_lost_rank_ends_and_who_does_not_goes_on(
     front.egress.frames = [
         (0, Tag.BATCH, memoryview(Step(5, [Row(B, 0, [7], 1, 9, "x", None)], True).encode())),
         (0, Tag.TALLY, memoryview(encode(Tally(0, [(A, 0, 1), (D, 0, Standing.CONTROL)])))),
+        (0, Tag.TALLY, memoryview(encode(Tally(0, [(make_route(0, 0, 8, 1), 3, Standing.RUNNING)])))),
         (0, Tag.TALLY, memoryview(encode(Tally(2, [(C, 0, Standing.RUNNING)])))),
     ]
     front.reader.drain()
@@ -154,7 +156,7 @@ def test_who_hangs_on_a_lost_rank_ends_and_who_does_not_goes_on(
     assert isinstance(error, Error)
     assert (error.status, error.type) == (500, "corrupt_lane")
     assert [type(item) for item in waiting(has_a_row)] == [Frame]
-    assert waiting(of_rank_2) == waiting(control) == []
+    assert waiting(of_rank_2) == waiting(control) == waiting(of_rank_0) == []
     assert [(route, reason) for route, _, reason in front.aborts[1:]] == [(A, "corrupt lane")]
     assert caplog.text.count("could not") == caplog.text.count("failed") == 0
 
@@ -177,6 +179,25 @@ def test_a_shard_that_cannot_reach_the_reader_costs_its_requests_alone() -> None
     again = front.open(make_route(0, 1, 3, 1))
     front.reader.drain()
     assert waiting(other) == waiting(again) == []
+
+
+def test_a_request_that_begins_while_its_shards_others_are_ended_ends_too() -> None:
+    """Else it would wait for ever: the reader looks for whose shard is lost once."""
+    front = Front()
+    first, second = (make_route(0, 1, slot, 1) for slot in (1, 2))
+    late: list[SinkSource] = []
+
+    def begin_another(route: int) -> None:
+        if route == first:
+            late.append(front.open(second))
+
+    front.reader = Reader(front.egress, front.on_abort, begin_another)  # type: ignore[arg-type]
+    front.open(first)
+    front.reader.cut_off(frozenset({1}))
+    front.reader.drain()
+    (error,) = waiting(late[0])
+    assert isinstance(error, Error)
+    assert error.type == "shard_cut_off"
 
 
 def test_aborts_are_given_up_when_the_lane_they_go_by_is_corrupt() -> None:

@@ -5,6 +5,7 @@ two threads can do to each other with one switch forth and back, and the same ea
 instructions to come between, but making an object may collect garbage, and a finalizer is Python again.
 """
 
+import asyncio
 import dis
 import gc
 import sys
@@ -63,7 +64,7 @@ class Sink:
         return True
 
     def sleep(self) -> None:
-        self.source.receive_sync(60)
+        assert self.source.receive_sync(60) is not None
 
     def close(self) -> None:
         self.source.close()
@@ -206,13 +207,14 @@ def test_whoever_is_interrupted_while_it_takes_leaves_the_sink_usable(waiting: t
     assert interrupted > 0
 
 
+class AsleepForGood(Exception):
+    """Whoever reads waits, and nobody is there any more who would wake it."""
+
+
 @pytest.mark.parametrize("other", ["send", "finish", "fail", "close"])
-def test_no_wake_up_is_lost_at_any_moment(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+@pytest.mark.parametrize("reader", ["thread", "task"])
+def test_no_wake_up_is_lost_at_any_moment(monkeypatch: pytest.MonkeyPatch, reader: str, other: str) -> None:
     """Who sends or closes before the reader is asleep has fired its waiter, or it does not go to sleep."""
-
-    class AsleepForGood(Exception):
-        pass
-
     done: list[str] = []
 
     def wait(waiter: ThreadWaiter, timeout: float) -> bool:
@@ -220,6 +222,15 @@ def test_no_wake_up_is_lost_at_any_moment(monkeypatch: pytest.MonkeyPatch, other
             return True
         assert not done
         raise AsleepForGood
+
+    async def receive(sink: Sink) -> None:
+        reading = asyncio.ensure_future(sink.source.receive())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if not reading.done():
+            assert not done
+            raise AsleepForGood
+        assert await reading is not None
 
     monkeypatch.setattr(ThreadWaiter, "wait", wait)
     woken = 0
@@ -231,8 +242,11 @@ def test_no_wake_up_is_lost_at_any_moment(monkeypatch: pytest.MonkeyPatch, other
             done.append(other)
             getattr(sink, other)()
 
+        def sleep(sink: Sink = sink) -> None:
+            sink.sleep() if reader == "thread" else asyncio.run(receive(sink))
+
         try:
-            preempted(sink.sleep, at, between)
+            preempted(sleep, at, between)
             assert other != "close"
             woken += 1
         except SinkClosed:

@@ -1,11 +1,14 @@
-"""Memory that runs out in the middle of a row: it is delivered whole or not at all."""
+"""Memory that runs out: a row is delivered whole or not at all, a stream is whole or ends with an error."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
-from outfeed.sink import ChunkEvent, reader
+from outfeed.sink import ChunkEvent, Columns, Done, Error, Frame, SinkClosed, open_sink, reader
 from outfeed.sink._deliver import deliver
 from outfeed.sink.live import Live
 
-from .front import Front, step
+from .front import LAST, Front, chunk, step, waiting
 from .material import Row
 
 _testcapi = pytest.importorskip("_testcapi", reason="this Python was built without its test modules")
@@ -13,7 +16,20 @@ _testcapi = pytest.importorskip("_testcapi", reason="this Python was built witho
 ROUTE = 1 << 36
 
 
-def test_whichever_allocation_fails_ids_and_event_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def failing_at(at: int) -> Iterator[None]:
+    """Let one allocation fail, the `at`-th from here on."""
+    _testcapi.set_nomemory(at, at + 1)
+    try:
+        yield
+    finally:
+        _testcapi.remove_mem_hooks()
+
+
+@pytest.mark.parametrize("usual", [True, False], ids=["usual", "looked at by Python"])
+def test_whichever_allocation_fails_ids_and_event_stay_together(
+    monkeypatch: pytest.MonkeyPatch, usual: bool
+) -> None:
     failed = at = 0
 
     def counted(live: Live) -> tuple[int, int, int]:
@@ -22,19 +38,62 @@ def test_whichever_allocation_fails_ids_and_event_stay_together(monkeypatch: pyt
 
     def failing(*arguments: object) -> int:
         nonlocal failed
-        _testcapi.set_nomemory(at, at + 1)
         try:
-            return deliver(*arguments)  # type: ignore[arg-type]
+            with failing_at(at):
+                return deliver(*arguments)  # type: ignore[arg-type]
         except MemoryError:
             failed += 1
             return 0
-        finally:
-            _testcapi.remove_mem_hooks()
 
     monkeypatch.setattr(reader, "deliver", failing)
     for at in range(1, 40):  # noqa: B007  # `failing` reads it
         front = Front()
         front.open(ROUTE)
+        live = front.reader._live[ROUTE]
+        if not usual:
+            live.channel.limit = 0
         front.arrive(step(Row(ROUTE, 0, [7] * 100, 100, 9, "é" * 100, None)))
-        assert counted(front.reader._live[ROUTE]) in ((0, 0, 0), (100, 100, 100))
+        assert counted(live) in ((0, 0, 0), (100, 100, 100))
+        assert live.text_bytes == 2 * live.next
     assert 3 < failed < 39, "some of them are the core's, the last ones come after it"
+
+
+@pytest.mark.parametrize("who", ["sender", "source"])
+@pytest.mark.parametrize("columns", [False, True], ids=["text", "columns"])
+def test_whichever_allocation_fails_nothing_is_missing_in_a_stream_that_goes_on(
+    who: str, columns: bool
+) -> None:
+    """Eight events wait: one more, or who takes them, has them merged."""
+    torn = 0
+    for at in range(1, 150):
+        sender, source = open_sink(10_000)
+        events = [
+            Frame(chunk("a", first, columns=Columns() if columns and first % 2 else None))
+            for first in range(9)
+        ]
+        for event in events[:8]:
+            sender.try_send(event)
+        item = None
+        with suppress(MemoryError), failing_at(at):
+            if who == "sender":
+                sender.try_send(events[8])
+            else:
+                item = source.receive_nowait()
+        if sender.channel.folded is None and not sender.channel.folding:
+            waits = sum(item.size for item in sender.channel.fresh if isinstance(item, ChunkEvent))
+            assert source.statistics().waiting_bytes == waits, "what was not sent is not counted"
+        if who == "source":
+            with suppress(SinkClosed):
+                sender.try_send(events[8])
+        with suppress(SinkClosed):
+            sender.try_send(Done(chunk("", 9, LAST)))
+        items = [item, *waiting(source)]
+        ids = [id for item in items if isinstance(item, Frame | Done) for id in item.event.ids.tolist()]
+        if isinstance(items[-1], Error):
+            torn += 1
+            assert (items[-1].status, items[-1].type) == (503, "no_memory")
+            assert ids == []
+        else:
+            skipped = [8] if who == "sender" and len(ids) == 9 else []
+            assert ids == [each for each in range(10) if each not in skipped]
+    assert torn > 0 or (who, columns) == ("source", False), "those are joined in C: all, or none"

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 from outfeed.ring.families import Kind
-from outfeed.ring.frames import ErrorFrame, Result, Tag, Takeover, encode
+from outfeed.ring.frames import ErrorFrame, Restored, Result, Tag, Takeover, encode
 from outfeed.ring.route import make_route
 from outfeed.sink import Control, Done, Error, Frame, Reader, open_sink
 
@@ -26,7 +26,8 @@ def test_rows_reach_their_own_sink() -> None:
     assert (done_a.event.text, done_b.event.text) == ("a0a1", "b0b1")
     assert (front.ends, front.aborts) == ([B, A], [])
     assert front.egress.released > 0
-    assert front.reader.statistics().rows == 4
+    statistics = front.reader.statistics()
+    assert (statistics.rows, statistics.delivered, statistics.live) == (4, 4, 0)
 
 
 def test_several_rows_of_a_request_in_one_frame_come_in_order() -> None:
@@ -44,6 +45,7 @@ def test_several_rows_of_a_request_in_one_frame_come_in_order() -> None:
     assert len(waiting(b)) == 1
     statistics = front.reader.statistics()
     assert (statistics.doubled, statistics.stale_rows, front.aborts) == (1, 1, [])
+    assert (statistics.rows, statistics.delivered, statistics.live) == (6, 4, 1)
 
 
 def test_a_double_is_dropped() -> None:
@@ -160,8 +162,9 @@ def test_a_shard_takes_nothing_over_but_its_own_place() -> None:
     )
     front.arrive(encode(Takeover(1, 5)), tag=Tag.TAKEOVER)
     front.arrive(encode(Takeover(0, 7)), tag=Tag.TAKEOVER)
+    front.arrive(encode(Restored(0, 0, 7)), tag=Tag.RESTORED)  # what a gateway says to a shard
     assert told == [(0, 7)]
-    assert front.reader.statistics().bad_frames == 1
+    assert front.reader.statistics().bad_frames == 2
 
 
 def test_a_step_without_text_does_not_belong_here(caplog: pytest.LogCaptureFixture) -> None:

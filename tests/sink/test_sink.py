@@ -59,7 +59,7 @@ def test_what_waits_is_merged_into_one_event() -> None:
     sender, source = open_sink(100_000)
     for first in range(100):
         sender.try_send(Frame(chunk(chr(97 + first % 26), first)))
-    assert source.statistics().waiting_bytes == 500
+    assert (source.statistics().sent, source.statistics().waiting_bytes) == (100, 500)
     item = source.receive_sync()
     assert isinstance(item, Frame)
     assert item.event.text == "".join(chr(97 + first % 26) for first in range(100))
@@ -305,6 +305,7 @@ def test_a_closed_source_has_nothing_waiting(events: int) -> None:
     assert source.statistics().waiting_bytes == 5 * events
     source.close()
     assert source.statistics().waiting_bytes == 0
+    assert (sender.channel.fresh, sender.channel.folded) == ([], None), "its memory is free at once"
     with pytest.raises(SinkClosed, match="this source was closed"):
         source.receive_nowait()
 

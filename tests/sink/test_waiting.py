@@ -227,6 +227,25 @@ def test_a_thread_that_is_woken_twice_goes_on_once() -> None:
     assert not waiter.wait(0)
 
 
+def test_a_callback_that_another_took_the_place_of_is_not_called_though_it_was_fired() -> None:
+    sender, source = open_sink(1000)
+    called: list[str] = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        source.call_when_ready(loop, partial(called.append, "first"))
+        sender.try_send(Frame(chunk("a")))
+        source.call_when_ready(loop, partial(called.append, "second"))
+        await asyncio.sleep(0)
+        assert called == ["second"]
+        sender.try_send(Frame(chunk("b", 1)))
+        source.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert called == ["second"], "a source that is closed has nothing to take"
+
+
 def test_closing_calls_no_callback_and_tells_of_no_stream_that_is_over() -> None:
     sender, source = open_sink(1000)
     called: list[str] = []
@@ -242,8 +261,9 @@ def test_closing_calls_no_callback_and_tells_of_no_stream_that_is_over() -> None
     assert called == []
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["then", "before"])
 @pytest.mark.parametrize("how", ["its last item is taken", "it is closed", "it fails"])
-def test_a_stream_that_is_over_lets_go_of_its_callback(how: str) -> None:
+def test_a_stream_that_is_over_lets_go_of_its_callback(how: str, before: bool) -> None:
     """The callback has the source: together they would wait for the garbage collector."""
     sender, source = open_sink(1000)
 
@@ -251,7 +271,8 @@ def test_a_stream_that_is_over_lets_go_of_its_callback(how: str) -> None:
         source.receive_nowait()
 
     async def story() -> None:
-        source.call_when_ready(asyncio.get_running_loop(), take)
+        if not before:
+            source.call_when_ready(asyncio.get_running_loop(), take)
         match how:
             case "it is closed":
                 source.close()
@@ -259,6 +280,10 @@ def test_a_stream_that_is_over_lets_go_of_its_callback(how: str) -> None:
                 sender.close()
             case _:
                 sender.try_send(Done(chunk("a", 0, LAST)))
+        if before:
+            if how != "it is closed":
+                take()
+            source.call_when_ready(asyncio.get_running_loop(), take)
         await asyncio.sleep(0)
 
     asyncio.run(story())
@@ -273,6 +298,7 @@ def test_a_cancelled_reader_of_the_stream_is_gone() -> None:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
+        assert task.cancelled()
 
     asyncio.run(story())
     assert sender.statistics().closed
