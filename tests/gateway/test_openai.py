@@ -361,7 +361,7 @@ def test_a_chat_that_asks_for_what_it_would_not_get_is_a_400(
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
-@pytest.mark.parametrize("given", [None, "mine"])
+@pytest.mark.parametrize("given", [None, "mine", 'a "wörd"\n\n\\'])
 def test_an_answers_id_is_what_an_abort_takes(serve: Serve, path: str, given: str | None) -> None:
     running = serve(template=TEMPLATE)
     client = running.raw()
