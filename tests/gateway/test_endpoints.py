@@ -10,6 +10,7 @@ from outfeed.gateway.limits import Limits
 from outfeed.gateway.metrics import Metrics
 from outfeed.ingress.errors import Unavailable
 from outfeed.ingress.request import Model
+from outfeed.ring.finish import FinishReason
 
 from .conftest import Serve, eventually
 from .fake import VOCABULARY, WordTokenizer
@@ -38,6 +39,18 @@ def test_health_generate_is_a_round_trip(serve: Serve) -> None:
     assert "the scheduler is gone" in answer.json["error"]["message"]
     running.backend.refuse = Unavailable("no scheduler is attached")
     assert running.ask("GET", "/health_generate").status == 503
+
+
+@pytest.mark.parametrize(
+    "finish", [FinishReason.abort("out of memory", status_code=500), FinishReason.abort("out of memory")]
+)
+def test_health_generate_is_not_content_with_a_request_that_the_scheduler_gave_up(
+    serve: Serve, finish: FinishReason
+) -> None:
+    running = serve(lambda played: played.end("", finish))
+    answer = running.ask("GET", "/health_generate")
+    assert answer.status == 503
+    assert "out of memory" in answer.json["error"]["message"]
 
 
 def test_health_generate_is_not_at_the_mercy_of_the_instances_defaults(serve: Serve) -> None:
