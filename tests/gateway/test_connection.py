@@ -318,7 +318,7 @@ def test_an_answer_that_nobody_takes_holds_no_closing_connection(serve: Serve, h
     if half:
         client.socket.shutdown(socket.SHUT_WR)
     else:
-        running.call(running.server.drain(LIMIT_S))
+        asyncio.run_coroutine_threadsafe(running.server.drain(LIMIT_S), running.loop)
     connection = next(iter(running.server.connections.open))
     eventually(lambda: connection._transport is None or connection._transport.is_closing(), "closing")
     stalled(running)
