@@ -3,6 +3,8 @@
 import asyncio
 import socket
 import struct
+import time
+from math import inf
 
 import pytest
 from outfeed.gateway.app import Options
@@ -96,6 +98,30 @@ def test_an_idle_connection_is_closed_without_a_word(serve: Serve) -> None:
     eventually(lambda: running.server.connections.open, "open")
     past(running, "silent")
     assert silent.rest() == b""
+
+
+def test_each_part_of_a_request_has_its_own_time(serve: Serve) -> None:
+    running = serve(limits=Limits(head_s=1e3, body_s=1e4, idle_s=1e5))
+    client = running.raw()
+    eventually(lambda: running.server.connections.open, "open")
+    (connection,) = running.server.connections.open
+
+    def has(seconds: float) -> None:
+        """Wait until the client has this long, less what the test took."""
+        eventually(lambda: 0.9 < (connection.deadline - time.monotonic()) / seconds <= 1, f"{seconds:g} s")
+
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n"
+    has(1e3)
+    for number in range(2):  # the second as the first
+        client.send(head[:9])
+        has(1e3)
+        client.send(head[9:])
+        has(1e4)
+        client.send(b'{"text": "x"}')
+        played = running.stream(number)
+        assert connection.deadline == inf
+        played.end("done")
+        has(1e5)
 
 
 @pytest.mark.parametrize("between", [b"", b"\r\n", b"\r\n\r\n"])
@@ -309,6 +335,14 @@ def test_a_client_that_reads_nothing_for_too_long_is_cut_off(
 
     eventually(cut_off, "cut off")
     eventually(lambda: all(played.closed for played in running.backend.streams), "closed")
+
+
+def test_a_client_that_ends_its_half_while_it_reads_nothing_is_gone_at_once(serve: Serve) -> None:
+    running = serve(options=Options(incremental=True), limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
+    client = fill(running, stream=True)
+    client.socket.shutdown(socket.SHUT_WR)
+    eventually(lambda: running.stream().closed, "closed")
+    assert running.server.connections.open, "what had been sent to it is still there to be read"
 
 
 @pytest.mark.parametrize("half", [True, False])

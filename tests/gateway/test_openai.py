@@ -397,6 +397,14 @@ def test_a_chat_is_as_long_as_the_model_makes_it_unless_somebody_says(serve: Ser
     assert [one.prompt.params.max_new_tokens for one in streams] == [None, 5, 7]
 
 
+def test_a_completion_has_16_tokens_unless_its_client_says(serve: Serve) -> None:
+    model = Model(VOCABULARY, 4096, WordTokenizer(), defaults=LIMITED)
+    running = serve(three, model=model)
+    for asked in ({}, {"max_tokens": None}, {"max_tokens": 5}):
+        running.ask("POST", "/v1/completions", {"prompt": "x", **asked})
+    assert [one.prompt.params.max_new_tokens for one in running.backend.streams] == [16, 16, 5]
+
+
 def test_an_echo_with_log_probabilities_has_those_of_the_prompt_or_is_none(
     client: openai.OpenAI, running: Running
 ) -> None:
