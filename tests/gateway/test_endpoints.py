@@ -1,5 +1,6 @@
 """Health, models, information, metrics, aborts, the key, and what there is not."""
 
+import json
 import re
 
 import pytest
@@ -129,6 +130,16 @@ def test_a_batch_is_aborted_by_its_own_rid_or_each_prompt_by_its(
     assert running.ask("POST", "/abort_request", {"rid": "B"}).json["aborted_here"] is False
     eventually(lambda: running.app.idle, "idle")
     assert not running.app._running._batches
+
+
+def test_an_answers_id_aborts_all_its_prompts_though_each_has_a_rid(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.post("/v1/completions", {"prompt": ["x", "y"], "rid": ["a", "b"], "stream": True})
+    running.stream(1).say("a")
+    first = json.loads(client.until(b"}\n\n").partition(b"data: ")[2].partition(b"\n")[0])
+    assert running.ask("POST", "/abort_request", {"rid": first["id"]}).json["aborted_here"]
+    assert client.until(b"[DONE]\n\n").count(b"aborted on request") == 2
 
 
 class Other:
