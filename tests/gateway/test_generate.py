@@ -62,6 +62,16 @@ def test_a_last_event_without_a_token_ends_an_answer_like_any_other(serve: Serve
         assert b'"completion_tokens":1,"finish_reason":{"type"' in client.until(b'"length":1}')
 
 
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+def test_a_stream_says_how_it_is_framed_whether_its_connection_is_kept_or_not(
+    serve: Serve, connection: str
+) -> None:
+    answer = serve(hello).ask("POST", "/generate", ask(stream=True), {"Connection": connection})
+    assert answer.headers["transfer-encoding"] == "chunked"
+    assert answer.headers.get("connection", "keep-alive") == connection
+    assert answer.events[-1] == "[DONE]"
+
+
 def test_the_head_of_a_stream_does_not_wait_for_its_first_token(serve: Serve) -> None:
     running = serve()
     client = running.raw()
