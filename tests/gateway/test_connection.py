@@ -10,7 +10,8 @@ import pytest
 from outfeed.gateway.app import Options
 from outfeed.gateway.limits import Limits
 
-from .conftest import LIMIT_S, Raw, Running, Serve, answer_of, eventually, past
+from .conftest import LIMIT_S, Raw, Running, Serve, answer_of, eventually, parse_events, past
+from .fake import TEMPLATE
 
 SMALL = Limits(body_bytes=1000, head_bytes=2000, headers=20, pipelined=4)
 
@@ -60,13 +61,17 @@ def test_chunked_bodies_and_expect_are_understood(serve: Serve) -> None:
 
 
 def test_http_1_0_gets_its_stream_without_chunks(serve: Serve) -> None:
-    running = serve(lambda played: played.end("fine"))
-    client = running.raw()
-    body = b'{"text": "x", "stream": true}'
-    client.send(b"POST /generate HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-    got = client.rest()
-    assert b"transfer-encoding" not in got
-    assert got.endswith(b"data: [DONE]\n\n")
+    """As nginx asks, unless it is told to speak HTTP/1.1."""
+    running = serve(lambda played: played.end("fine"), template=TEMPLATE)
+    for path, body in (
+        (b"/generate", b'{"text": "x", "stream": true}'),
+        (b"/v1/chat/completions", b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'),
+    ):
+        client = running.raw()
+        client.send(b"POST %b HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+        head, _, events = client.rest().partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert parse_events(events)[-1] == "[DONE]"
 
 
 def test_a_body_up_to_the_limit_is_taken(serve: Serve) -> None:
