@@ -48,6 +48,8 @@ def test_a_template_that_refuses_or_misbehaves_is_a_400(serve: Serve, template: 
         ("{{ tools|tojson(ensure_ascii=False) }}", '[{"b": "ü", "a": 1}]'),
         ("{{ tools|tojson(True) }}", '[{"b": "\\u00fc", "a": 1}]'),
         ("{{ tools|tojson(separators=(',', ':'), sort_keys=true) }}", '[{"a":1,"b":"ü"}]'),
+        ("a\n  {% if tools %}\nb\n  {% endif %}\n", "a\nb\n"),
+        ("{% for m in [1, 2] %}{% break %}{% endfor %}{{ strftime_now('%Y')|length }}", "4"),
         ("{{ tools|tojson(indent=1) }}", '[\n {\n  "b": "ü",\n  "a": 1\n }\n]'),
         ("{% generation %}\n{% set x = 1 %}{{ messages[0].content }}\n{% endgeneration %}|{{ x }}", "hi\n|"),
     ],
@@ -86,7 +88,10 @@ def test_templates_are_found_beside_the_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", ['{"city": "Köln"}', {"city": "Köln"}, "", None])
 def test_a_calls_arguments_reach_a_template_as_an_object(serve: Serve, arguments: object) -> None:
     """Clients send JSON, and templates write JSON: as they come they would be quoted twice."""
-    running = serve(one, template="{{ (messages|last).tool_calls[0].function.arguments|tojson }}")
+    last = "(messages|last)"  # whose content is null: no text, and not the word for it
+    running = serve(
+        one, template=f"{{{{ {last}.content }}}}{{{{ {last}.tool_calls[0].function.arguments|tojson }}}}"
+    )
     answer = running.ask("POST", "/v1/chat/completions", {"messages": called(arguments)})
     assert answer.status == 200
     told = "".join(map(chr, running.stream().prompt.ids))
