@@ -184,10 +184,11 @@ class App:
                 kind(stream.rid, started, cumulative, index if batch else None)
                 for index, stream in enumerate(streams)
             ]
-            self._stream(exchange, body, streams, renderers)
+            self._stream(exchange, _batch_rid(body), streams, renderers)
             return
         answers = [generate.WholeResponse(stream.rid, started) for stream in streams]
-        self._whole(exchange, body, streams, answers, lambda: generate.render_whole(answers, batch))
+        render = functools.partial(generate.render_whole, answers, batch)
+        self._whole(exchange, _batch_rid(body), streams, answers, render)
 
     async def _completions(self, exchange: Exchange) -> None:
         body, wanted = openai.completion_body(await self._body(exchange), self.backend.name)
@@ -231,14 +232,15 @@ class App:
         wanted.token_bytes = self.backend.token_bytes
         if {**self.backend.model.defaults, **body["sampling_params"]}.get("skip_special_tokens") is not False:
             wanted.skipped = self.backend.is_special
+        batch = wanted.id if generate.is_batch(body) else None  # also where each prompt has a rid of its own
         if not wanted.stream:
             choices = [openai.ChoiceSum(wanted, index) for index in range(len(streams))]
-            self._whole(exchange, body, streams, choices, lambda: openai.render_whole(wanted, choices))
+            self._whole(exchange, batch, streams, choices, lambda: openai.render_whole(wanted, choices))
             return
         usage = Usage()
         renderers = [OpenAIStream(wanted, index, usage) for index in range(len(streams))]
         closing = functools.partial(openai.usage_chunk, wanted, usage) if wanted.usage else None
-        self._stream(exchange, body, streams, renderers, closing)
+        self._stream(exchange, batch, streams, renderers, closing)
 
     async def _prompt_texts(self, body: dict[str, Any]) -> list[str]:
         """Return the prompts as text, to be echoed."""
@@ -403,26 +405,26 @@ class App:
     def _stream(
         self,
         exchange: Exchange,
-        body: dict[str, Any],
+        batch: str | None,
         streams: Sequence[Stream],
         renderers: Sequence[Renderer],
         closing: Callable[[], bytes] | None = None,
     ) -> None:
         most, ended = self.limits.answer_bytes, self._running.ended
         answer = StreamAnswer(exchange, streams, self.metrics, ended, renderers, most, closing)
-        self._running.start(answer, _batch_rid(body))
+        self._running.start(answer, batch)
 
     def _whole(
         self,
         exchange: Exchange,
-        body: dict[str, Any],
+        batch: str | None,
         streams: Sequence[Stream],
         collectors: Sequence[Collector],
         render: Callable[[], bytes],
     ) -> None:
         most, ended = self.limits.answer_bytes, self._running.ended
         answer = WholeAnswer(exchange, streams, self.metrics, ended, collectors, render, most)
-        self._running.start(answer, _batch_rid(body))
+        self._running.start(answer, batch)
 
     def _refuse(self, exchange: Exchange, error: Refused) -> None:
         param = None

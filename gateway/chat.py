@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import jinja2
+from jinja2.ext import Extension
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..ingress.errors import BadRequest, show
@@ -36,7 +39,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: dict[str, str] | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
@@ -87,10 +90,21 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise BadRequest("messages", f"the model's chat template refuses them: {error}") from None
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        except Exception as error:  # it is a program, which may fail in any way
             raise BadRequest(
                 "messages", f"the model's chat template cannot take them: {type(error).__name__}: {error}"
             ) from None
+
+
+class _Generation(Extension):
+    """`{% generation %}`: marks what the assistant says, for who trains a model; it adds nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> Node:
+        """Read what is marked."""
+        line = next(parser.stream).lineno
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 def check_messages(value: Any) -> list[dict[str, Any]]:
@@ -177,6 +191,14 @@ def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _tojson(value: Any, **options: Any) -> str:
-    """Render JSON as templates expect it: with non-ASCII text kept and nothing escaped for HTML."""
-    return json.dumps(value, ensure_ascii=False, **options)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Render JSON as templates expect it, with `transformers`' options; nothing is escaped for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

@@ -61,15 +61,21 @@ class Offsets:
         if token is None:
             self._lost = min(self._lost + 1, MAX_LOST)  # a piece of some character
         else:
+            if token and token[0] & 0xC0 != 0x80:
+                self._add(self._decode(b"", True))  # a character that was begun before will never be whole
             added = self._decode(token)
         if added and not self._due:
             self._seek(added)
         place = self._start + self._at + self._due_length
+        self._add(added)
+        return place
+
+    def _add(self, added: str) -> None:
+        """Note what a token adds to the text."""
         if added:
             self._due.append(added)
             self._due_length += len(added)
             self._account()
-        return place
 
     def _account(self) -> None:
         """Step over what is due and has come."""

@@ -129,8 +129,8 @@ class OpenAIStream:
         )
         self.usage = usage
         kind = b"chat.completion.chunk" if wanted.chat else b"text_completion"
-        self._head = b'data: {"id":"%b","object":"%b","created":%d,"model":%b,"choices":[{"index":%d,%b' % (
-            wanted.id.encode(),
+        self._head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[{"index":%d,%b' % (
+            _encode(wanted.id),
             kind,
             wanted.created,
             _encode(wanted.model),

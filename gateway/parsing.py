@@ -114,7 +114,7 @@ class RequestParser:
         self._count(len(name) + len(value) + 4)
         if self.request is not None:
             return
-        self._lines.append((name.lower(), value))
+        self._lines.append((name.lower(), value.rstrip(b" \t")))  # llhttp leaves the space behind it
         if len(self._lines) > self._limits.headers:
             raise self._stop(431, f"more than {self._limits.headers} headers; send fewer")
 

@@ -31,7 +31,10 @@ async def probe(backend: Backend, wait_s: float = PROBE_S) -> str | None:
     try:
         while (left := deadline - time.monotonic()) > 0:
             match await stream.source.receive(left):
-                case Done():
+                case Done(event):
+                    if event.finish is not None and event.finish.type == "abort":
+                        why = event.finish.message or "the scheduler aborted the request"
+                        return f"a token could not be generated: {why}"
                     break
                 case Error(_, kind, message):
                     return f"a token could not be generated: {kind}: {message}"
@@ -42,5 +45,5 @@ async def probe(backend: Backend, wait_s: float = PROBE_S) -> str | None:
     if left <= 0:
         return f"no token was generated within {wait_s:g} s"
     # That token came through one shard; the others are asked for an answer too.
-    why = await backend.check(min(left, CHECK_S))
-    return None if why is None else f"not healthy: {why}"
+    sick = await backend.check(min(left, CHECK_S))
+    return None if sick is None else f"not healthy: {sick}"

@@ -144,13 +144,21 @@ class Server:
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def drain(self, seconds: float) -> bool:
-        """Refuse what is new and wait for what runs, at most `seconds`; True when all of it was finished."""
+        """Refuse what is new and wait for what runs, at most `seconds`.
+
+        True when all of it was finished, and taken by its clients.
+        """
         self.app.draining = True
         self.connections.drain()
         deadline = time.monotonic() + seconds
-        while not self.app.idle and time.monotonic() < deadline:
+        while not self._finished and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        return self.app.idle
+        return self._finished
+
+    @property
+    def _finished(self) -> bool:
+        """In a drain: whether all answers are complete, and none still waits for its client to read it."""
+        return self.app.idle and not self.connections.sending
 
     async def stop(self) -> None:
         """Stop accepting, end what runs with a 503, and let go of everybody when it has gone out."""
@@ -228,7 +236,8 @@ async def serve(
         drain = loop.create_task(server.drain(serving.drain_s))
         await asyncio.wait([drain, waits[1], gone], return_when=asyncio.FIRST_COMPLETED)
         if not (drain.done() and drain.result()):
-            log.warning("stopping with %d prompts unfinished", app.live)
+            sending = len(server.connections.sending)
+            log.warning("stopping with %d prompts unfinished, %d clients still reading", app.live, sending)
         drain.cancel()
     for wait in waits:
         wait.cancel()

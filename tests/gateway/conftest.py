@@ -186,7 +186,8 @@ def serve() -> Iterator[Serve]:
         running.call(running.server.stop())
         assert running.app.idle
         assert running.app.live == 0
-        assert not running.server.connections.open
+        connections = running.server.connections
+        assert not connections.open | connections.sending | connections.unread
         running.loop.call_soon_threadsafe(running.loop.stop)
         thread.join(LIMIT_S)
         running.loop.close()

@@ -31,6 +31,8 @@ def test_a_model_without_a_template_says_so(serve: Serve) -> None:
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ messages[0].nothing.more }}", "nothing"),
         ("{{ 1 / messages[0].content|length - 1 + 'x' }}", "template"),
+        ("{{ 1 / (messages[0].content|length - 1) }}", "division by zero"),
+        ("{{ '{}'.format() }}", "out of range"),
     ],
 )
 def test_a_template_that_refuses_or_misbehaves_is_a_400(serve: Serve, template: str, what: str) -> None:
@@ -38,6 +40,24 @@ def test_a_template_that_refuses_or_misbehaves_is_a_400(serve: Serve, template: 
     answer = running.ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
     assert answer.status == 400
     assert what in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("{{ tools|tojson(ensure_ascii=False) }}", '[{"b": "ü", "a": 1}]'),
+        ("{{ tools|tojson(True) }}", '[{"b": "\\u00fc", "a": 1}]'),
+        ("{{ tools|tojson(separators=(',', ':'), sort_keys=true) }}", '[{"a":1,"b":"ü"}]'),
+        ("a\n  {% if tools %}\nb\n  {% endif %}\n", "a\nb\n"),
+        ("{% for m in [1, 2] %}{% break %}{% endfor %}{{ strftime_now('%Y')|length }}", "4"),
+        ("{{ tools|tojson(indent=1) }}", '[\n {\n  "b": "ü",\n  "a": 1\n }\n]'),
+        ("{% generation %}\n{% set x = 1 %}{{ messages[0].content }}\n{% endgeneration %}|{{ x }}", "hi\n|"),
+    ],
+)
+def test_what_models_templates_use_of_transformers_is_there(template: str, prompt: str) -> None:
+    """GLM writes its tools with `ensure_ascii=False`; SmolLM marks what the assistant says."""
+    messages = [{"role": "assistant", "content": "hi"}]
+    assert ChatTemplate(template).render(messages, [{"b": "ü", "a": 1}]) == prompt
 
 
 def test_templates_are_found_beside_the_tokenizer(tmp_path: Path) -> None:
@@ -68,7 +88,10 @@ def test_templates_are_found_beside_the_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", ['{"city": "Köln"}', {"city": "Köln"}, "", None])
 def test_a_calls_arguments_reach_a_template_as_an_object(serve: Serve, arguments: object) -> None:
     """Clients send JSON, and templates write JSON: as they come they would be quoted twice."""
-    running = serve(one, template="{{ (messages|last).tool_calls[0].function.arguments|tojson }}")
+    last = "(messages|last)"  # whose content is null: no text, and not the word for it
+    running = serve(
+        one, template=f"{{{{ {last}.content }}}}{{{{ {last}.tool_calls[0].function.arguments|tojson }}}}"
+    )
     answer = running.ask("POST", "/v1/chat/completions", {"messages": called(arguments)})
     assert answer.status == 200
     told = "".join(map(chr, running.stream().prompt.ids))

@@ -3,12 +3,15 @@
 import asyncio
 import socket
 import struct
+import time
+from math import inf
 
 import pytest
 from outfeed.gateway.app import Options
 from outfeed.gateway.limits import Limits
 
-from .conftest import LIMIT_S, Raw, Running, Serve, answer_of, eventually, past
+from .conftest import LIMIT_S, Raw, Running, Serve, answer_of, eventually, parse_events, past
+from .fake import TEMPLATE
 
 SMALL = Limits(body_bytes=1000, head_bytes=2000, headers=20, pipelined=4)
 
@@ -58,13 +61,17 @@ def test_chunked_bodies_and_expect_are_understood(serve: Serve) -> None:
 
 
 def test_http_1_0_gets_its_stream_without_chunks(serve: Serve) -> None:
-    running = serve(lambda played: played.end("fine"))
-    client = running.raw()
-    body = b'{"text": "x", "stream": true}'
-    client.send(b"POST /generate HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-    got = client.rest()
-    assert b"transfer-encoding" not in got
-    assert got.endswith(b"data: [DONE]\n\n")
+    """As nginx asks, unless it is told to speak HTTP/1.1."""
+    running = serve(lambda played: played.end("fine"), template=TEMPLATE)
+    for path, body in (
+        (b"/generate", b'{"text": "x", "stream": true}'),
+        (b"/v1/chat/completions", b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'),
+    ):
+        client = running.raw()
+        client.send(b"POST %b HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+        head, _, events = client.rest().partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert parse_events(events)[-1] == "[DONE]"
 
 
 def test_a_body_up_to_the_limit_is_taken(serve: Serve) -> None:
@@ -96,6 +103,30 @@ def test_an_idle_connection_is_closed_without_a_word(serve: Serve) -> None:
     eventually(lambda: running.server.connections.open, "open")
     past(running, "silent")
     assert silent.rest() == b""
+
+
+def test_each_part_of_a_request_has_its_own_time(serve: Serve) -> None:
+    running = serve(limits=Limits(head_s=1e3, body_s=1e4, idle_s=1e5))
+    client = running.raw()
+    eventually(lambda: running.server.connections.open, "open")
+    (connection,) = running.server.connections.open
+
+    def has(seconds: float) -> None:
+        """Wait until the client has this long, less what the test took."""
+        eventually(lambda: 0.9 < (connection.deadline - time.monotonic()) / seconds <= 1, f"{seconds:g} s")
+
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n"
+    has(1e3)
+    for number in range(2):  # the second as the first
+        client.send(head[:9])
+        has(1e3)
+        client.send(head[9:])
+        has(1e4)
+        client.send(b'{"text": "x"}')
+        played = running.stream(number)
+        assert connection.deadline == inf
+        played.end("done")
+        has(1e5)
 
 
 @pytest.mark.parametrize("between", [b"", b"\r\n", b"\r\n\r\n"])
@@ -311,6 +342,14 @@ def test_a_client_that_reads_nothing_for_too_long_is_cut_off(
     eventually(lambda: all(played.closed for played in running.backend.streams), "closed")
 
 
+def test_a_client_that_ends_its_half_while_it_reads_nothing_is_gone_at_once(serve: Serve) -> None:
+    running = serve(options=Options(incremental=True), limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
+    client = fill(running, stream=True)
+    client.socket.shutdown(socket.SHUT_WR)
+    eventually(lambda: running.stream().closed, "closed")
+    assert running.server.connections.open, "what had been sent to it is still there to be read"
+
+
 @pytest.mark.parametrize("half", [True, False])
 def test_an_answer_that_nobody_takes_holds_no_closing_connection(serve: Serve, half: bool) -> None:
     running = serve(limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
@@ -318,7 +357,7 @@ def test_an_answer_that_nobody_takes_holds_no_closing_connection(serve: Serve, h
     if half:
         client.socket.shutdown(socket.SHUT_WR)
     else:
-        running.call(running.server.drain(LIMIT_S))
+        asyncio.run_coroutine_threadsafe(running.server.drain(LIMIT_S), running.loop)
     connection = next(iter(running.server.connections.open))
     eventually(lambda: connection._transport is None or connection._transport.is_closing(), "closing")
     stalled(running)

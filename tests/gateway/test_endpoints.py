@@ -1,5 +1,6 @@
 """Health, models, information, metrics, aborts, the key, and what there is not."""
 
+import json
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from outfeed.gateway.limits import Limits
 from outfeed.gateway.metrics import Metrics
 from outfeed.ingress.errors import Unavailable
 from outfeed.ingress.request import Model
+from outfeed.ring.finish import FinishReason
 
 from .conftest import Serve, eventually
 from .fake import VOCABULARY, WordTokenizer
@@ -38,6 +40,18 @@ def test_health_generate_is_a_round_trip(serve: Serve) -> None:
     assert "the scheduler is gone" in answer.json["error"]["message"]
     running.backend.refuse = Unavailable("no scheduler is attached")
     assert running.ask("GET", "/health_generate").status == 503
+
+
+@pytest.mark.parametrize(
+    "finish", [FinishReason.abort("out of memory", status_code=500), FinishReason.abort("out of memory")]
+)
+def test_health_generate_is_not_content_with_a_request_that_the_scheduler_gave_up(
+    serve: Serve, finish: FinishReason
+) -> None:
+    running = serve(lambda played: played.end("", finish))
+    answer = running.ask("GET", "/health_generate")
+    assert answer.status == 503
+    assert "out of memory" in answer.json["error"]["message"]
 
 
 def test_health_generate_is_not_at_the_mercy_of_the_instances_defaults(serve: Serve) -> None:
@@ -116,6 +130,16 @@ def test_a_batch_is_aborted_by_its_own_rid_or_each_prompt_by_its(
     assert running.ask("POST", "/abort_request", {"rid": "B"}).json["aborted_here"] is False
     eventually(lambda: running.app.idle, "idle")
     assert not running.app._running._batches
+
+
+def test_an_answers_id_aborts_all_its_prompts_though_each_has_a_rid(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.post("/v1/completions", {"prompt": ["x", "y"], "rid": ["a", "b"], "stream": True})
+    running.stream(1).say("a")
+    first = json.loads(client.until(b"}\n\n").partition(b"data: ")[2].partition(b"\n")[0])
+    assert running.ask("POST", "/abort_request", {"rid": first["id"]}).json["aborted_here"]
+    assert client.until(b"[DONE]\n\n").count(b"aborted on request") == 2
 
 
 class Other:
@@ -245,7 +269,19 @@ def test_the_wrong_method_is_a_405(serve: Serve) -> None:
     assert running.ask("GET", "/generate").headers["allow"] == "POST"
     assert running.ask("POST", "/health", {}).status == 405
     assert running.ask("HEAD", "/health").status == 200
-    assert running.ask("HEAD", "/v1/models").body == b""
+    client = running.raw()
+    heads = b"".join(
+        b"HEAD %b HTTP/1.1\r\nhost: x\r\n\r\n" % path for path in (b"/v1/models", b"/metrics", b"/x")
+    )
+    client.send(heads + b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answers = client.rest().split(b"\r\n\r\n")  # a body would be taken for the next answer's head
+    assert [answer[:12] for answer in answers] == [
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 404",
+        b"HTTP/1.1 200",
+        b"",
+    ]
 
 
 def test_the_api_key_guards_everything_but_health(serve: Serve) -> None:

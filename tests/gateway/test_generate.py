@@ -15,7 +15,7 @@ from outfeed.gateway.app import Options
 from outfeed.gateway.generate import GenerateStream, ResponseStream, WholeResponse, render_whole
 from outfeed.gateway.limits import Limits
 from outfeed.ring.finish import FinishReason
-from outfeed.sink import ChunkEvent, Response
+from outfeed.sink import ChunkEvent, Done, Response
 from outfeed.sink.accumulate import render_columns
 from outfeed.sink.columns import Columns, Flat, Hidden, Ragged
 
@@ -47,6 +47,38 @@ def test_a_whole_answer_has_the_reference_shape(serve: Serve) -> None:
         "completion_tokens": 4,
         "finish_reason": {"type": "stop", "matched": "!"},
     }
+
+
+def test_a_last_event_without_a_token_ends_an_answer_like_any_other(serve: Serve) -> None:
+    running = serve()
+    for number, stream in enumerate((False, True)):
+        client = running.raw()
+        client.post("/generate", ask(stream=stream))
+        played = running.stream(number)
+        played.say("Hel")
+        eventually(lambda: running.app.metrics.output_tokens > number, "taken")  # noqa: B023
+        played.over = True
+        played.send(Done(ChunkEvent(b"lo", b"", 1, 0, 3, 0, FinishReason.length(1))))
+        assert b'"completion_tokens":1,"finish_reason":{"type"' in client.until(b'"length":1}')
+
+
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+def test_a_stream_says_how_it_is_framed_whether_its_connection_is_kept_or_not(
+    serve: Serve, connection: str
+) -> None:
+    answer = serve(hello).ask("POST", "/generate", ask(stream=True), {"Connection": connection})
+    assert answer.headers["transfer-encoding"] == "chunked"
+    assert answer.headers.get("connection", "keep-alive") == connection
+    assert answer.events[-1] == "[DONE]"
+
+
+def test_the_head_of_a_stream_does_not_wait_for_its_first_token(serve: Serve) -> None:
+    running = serve()
+    client = running.raw()
+    client.post("/generate", ask(stream=True))
+    assert b"200 OK" in client.until(b"\r\n\r\n")
+    running.stream().end("now")
+    assert b"now" in client.until(b"[DONE]")
 
 
 def test_a_stream_is_cumulative_unless_the_server_is_incremental(serve: Serve) -> None:

@@ -49,6 +49,24 @@ def test_what_is_added_up_is_what_the_whole_would_be(chat: bool) -> None:
     assert json.loads(msgspec.json.encode(nothing.json())) == whole(chat, None, "")
 
 
+def test_an_echo_is_told_with_the_first_event_and_asked_for_no_more() -> None:
+    prompt = Flat(packed("<f4", float("nan"), -2.0), packed("<i4", 8, 9))
+    first = msgspec.structs.replace(share(1, "a"), input_logprobs=prompt)
+    one_by_one = LogprobsSum(False, unknown, "hi")
+    one_by_one.add(first, "a", last=False)
+    one_by_one.add(share(2, "b"), "b", last=False)
+    one_by_one.add(None, "", last=True)
+    told = json.loads(msgspec.json.encode(one_by_one.json()))
+    assert told["tokens"] == ["token_id:8", "token_id:9", "a", "b"]
+    assert told["token_logprobs"] == [None, -2.0, -0.5, -1.0]
+    assert told["text_offset"][2:] == [2, 3]
+
+
+def test_a_token_of_which_nobody_knows_the_text_has_its_id_for_a_name_and_no_bytes() -> None:
+    (shown,) = chat_logprobs(share(7, None), unknown)["content"]
+    assert (shown["token"], shown["bytes"]) == ("token_id:7", None)
+
+
 def test_nobody_waits_for_the_text_of_a_token_that_is_skipped() -> None:
     """While nothing came behind it, it looked as if it were held back."""
     table = {1: b"a", 2: b"<|x|>", 3: b"\xc3", 4: b"\xa9", 5: b"!"}

@@ -62,6 +62,7 @@ def test_a_token_that_adds_no_text_moves_nobody() -> None:
 
 def test_the_space_that_a_tokenizer_drops_before_the_first_word_is_not_counted() -> None:
     assert Offsets(5).places([b" One", b" two"], "One two", last=True) == [5, 8]
+    assert Offsets().places([b" a", b"a", b" a"], "aa a", last=True) == [0, 1, 2]
 
 
 def test_a_stop_that_was_cut_off_begins_no_later_than_the_text_ends() -> None:
@@ -77,6 +78,14 @@ def test_text_that_is_held_back_is_where_it_would_be() -> None:
     assert offsets.places([b"!"], "!", last=True) == [10]
 
 
+def test_bytes_that_are_no_character_have_the_place_of_what_stands_for_them() -> None:
+    """A model may end a character before it is whole, or begin with what ends none."""
+    text = "a\ufffdb\ufffd!"
+    assert Offsets().places([b"a", b"\xe6", b"b", b"\xff", b"!"], text, last=True) == [0, 1, 2, 3, 4]
+    cuts = [b"\xe6\xbc", b"\xff", b"\xe6", b"\xbc", b"\xa2"]
+    assert Offsets().places(cuts, "\ufffd\ufffd漢", last=True) == [0, 1, 2, 2, 2]
+
+
 def test_pieces_that_nobody_knows_are_made_up_for_by_the_next_that_is_known() -> None:
     """A tokenizer without a table: a piece of a character has neither text nor bytes."""
     assert Offsets().places([b"a", None, None, None, b" b", b"c"], "a漢 bc", last=True) == [0, 1, 1, 1, 2, 4]
@@ -84,6 +93,11 @@ def test_pieces_that_nobody_knows_are_made_up_for_by_the_next_that_is_known() ->
     assert offsets.places([b"a", None], "a", last=False) == [0, 1]
     assert offsets.places([None, None], "漢", last=False) == [1, 1]
     assert offsets.places([b" b"], " b", last=True) == [2]
+    # Here all their text is late, and the next token says the same once more.
+    offsets = Offsets()
+    assert offsets.places([None, None, b"b"], "", last=False) == [0, 0, 0]
+    assert offsets.places([], "漢b", last=False) == []
+    assert offsets.places([b"b"], "b", last=True) == [2]
 
 
 def test_tokens_that_say_it_otherwise_find_their_places_again() -> None:

@@ -361,7 +361,7 @@ def test_a_chat_that_asks_for_what_it_would_not_get_is_a_400(
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
-@pytest.mark.parametrize("given", [None, "mine"])
+@pytest.mark.parametrize("given", [None, "mine", 'a "wörd"\n\n\\'])
 def test_an_answers_id_is_what_an_abort_takes(serve: Serve, path: str, given: str | None) -> None:
     running = serve(template=TEMPLATE)
     client = running.raw()
@@ -395,6 +395,14 @@ def test_a_chat_is_as_long_as_the_model_makes_it_unless_somebody_says(serve: Ser
     limited.ask("POST", "/v1/chat/completions", {"messages": HI})
     streams = [running.stream(0), running.stream(1), limited.stream(0)]
     assert [one.prompt.params.max_new_tokens for one in streams] == [None, 5, 7]
+
+
+def test_a_completion_has_16_tokens_unless_its_client_says(serve: Serve) -> None:
+    model = Model(VOCABULARY, 4096, WordTokenizer(), defaults=LIMITED)
+    running = serve(three, model=model)
+    for asked in ({}, {"max_tokens": None}, {"max_tokens": 5}):
+        running.ask("POST", "/v1/completions", {"prompt": "x", **asked})
+    assert [one.prompt.params.max_new_tokens for one in running.backend.streams] == [16, 16, 5]
 
 
 def test_an_echo_with_log_probabilities_has_those_of_the_prompt_or_is_none(

@@ -104,6 +104,14 @@ def test_a_repeated_headers_values_are_joined_in_their_order() -> None:
     assert headers == {b"x": b"1, 2, 3", b"host": b"h"}
 
 
+@pytest.mark.parametrize("space", [b" ", b"\t", b" \t "])
+def test_space_around_a_headers_value_is_no_part_of_it(space: bytes) -> None:
+    head = b"GET / HTTP/1.1\r\nhost:%bx%b\r\ncontent-encoding:%bidentity%b\r\nx:%b\r\n\r\n"
+    for pieces in every_cut(head % ((space,) * 5)):
+        ((_, _, headers, _, _),) = told(pieces)
+        assert headers == {b"host": b"x", b"content-encoding": b"identity", b"x": b""}
+
+
 def test_a_trailer_is_no_header_of_its_request_nor_of_the_next() -> None:
     trailers = b"authorization: Bearer k\r\nhost: y\r\nx: 1\r\nexpect: 100-continue\r\nupgrade: h2c\r\n"
     plain = chunked(b"") + without_body(b"")

@@ -36,6 +36,21 @@ def test_a_drain_finishes_what_runs_and_refuses_what_is_new(serve: Serve) -> Non
     assert drained.result(LIMIT_S) is True
 
 
+def test_a_drain_waits_for_who_is_still_reading_an_answer(serve: Serve) -> None:
+    text = "x" * (16 << 20)  # more than the kernel keeps for a client that reads nothing
+    running = serve(lambda played: played.end(text), sink_bytes=2 * len(text))
+    client = running.raw()
+    client.post("/generate", {"text": "x"})
+    got = client.until(b"\r\n\r\n")
+    eventually(lambda: running.app.idle, "answered")
+    drained = asyncio.run_coroutine_threadsafe(running.server.drain(LIMIT_S), running.loop)
+    eventually(lambda: running.app.draining, "draining")
+    running.call(asyncio.sleep(0))
+    assert not drained.done()
+    assert len(got + client.rest()) > len(text)
+    assert drained.result(LIMIT_S) is True
+
+
 def stop(running: Running) -> None:
     running.call(running.server.drain(0.0))
     running.call(running.server.stop())
