@@ -163,6 +163,32 @@ def test_a_pattern_before_a_stop_string_of_the_same_row_wins(
             assert driver.stream(ids, cuts, options=options).text.decode() == want
 
 
+@pytest.mark.parametrize("name", ["bytelevel_added", "bytelevel_replaced"])
+def test_a_successor_knows_which_matches_may_end_the_request(
+    name: str, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """Not one that was complete too early, and is held back; but one that what follows makes a match."""
+    of_byte = byte_ids(tokenizer_of(name))
+    early = DecodeOptions(stop=["foo\n"], stop_regex=["foo"], detect_stops=True, min_new_tokens=4)
+    ahead = [
+        DecodeOptions(stop_regex=["foo(?= )"], detect_stops=True, min_new_tokens=least) for least in (0, 1, 3)
+    ]
+    ended = (b"yfoo", FinishReason.stop("foo(?= )"))
+    for options, said, want in (
+        (early, b"foo bar", (b"foo bar", FinishReason.length(7))),
+        *((options, b"yfoo x", ended) for options in ahead),
+    ):
+        ids = [of_byte[byte] for byte in said]
+        for cut in range(1, len(ids)):
+            driver = Driver(table_of(name))
+            route = driver.start(options)
+            driver.step([(route, ids[:cut])])
+            successor = driver.restore_into(driver.table, route, options)
+            if not driver.heard[route].ended_here:
+                successor.step([(route, ids[cut:])], {route: FinishReason.length(len(ids))})
+            assert (driver.heard[route].text, driver.heard[route].finish) == want, (options, cut)
+
+
 def test_what_comes_out_only_at_the_end_is_searched(table_of: Tables, tokenizer_of: Tokenizers) -> None:
     """A newline that is a byte token is held until its run ends; here the request ends first."""
     tokenizer = tokenizer_of("metaspace_bpe")
