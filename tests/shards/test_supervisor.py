@@ -133,7 +133,7 @@ def test_one_that_cannot_start_any_more_is_not_taken_for_one_that_had_worked(
             raise SystemExit(7)  # no file left to open, say
         works(shard)
 
-    supervisor = make(run, RestartPolicy(strikes=3, pause_s=100.0, pause_limit_s=400.0))
+    supervisor = make(run, RestartPolicy(strikes=3, pause_s=200.0, pause_limit_s=400.0))
     until("the shards to run", lambda: up(supervisor))
     kill(supervisor, board, 0)
     assert supervisor._children[0].pid, "the first is replaced at once"
@@ -149,7 +149,7 @@ def test_one_that_cannot_start_any_more_is_not_taken_for_one_that_had_worked(
 
 
 def test_pauses_double_up_to_their_limit(board: Board, make: Make) -> None:
-    supervisor = make(runs(board), RestartPolicy(strikes=9, pause_s=50.0, pause_limit_s=150.0))
+    supervisor = make(runs(board), RestartPolicy(strikes=9, pause_s=100.0, pause_limit_s=150.0))
     child = supervisor._children[0]
     until("the shards to run", lambda: up(supervisor))
     for longest in (100.0, 150.0, 150.0):
