@@ -70,13 +70,6 @@ class TokenizerText:
                 start += 1
         return ids[start:]
 
-    def with_beginning(self, ids: list[int], start: int) -> list[int]:
-        """Return ids from `start` on, with those before it that began a character which they end."""
-        least = max(0, start - OPEN)
-        while start > least and ids[start] in self._inside:
-            start -= 1
-        return ids[start:]
-
     def is_text(self, token: int, skip_special: bool) -> bool:
         """Whether an id reaches the decoder: known, and not skipped."""
         return token in (self._plain if skip_special else self._known)
@@ -193,7 +186,7 @@ class TextStream:
 
     def _advance(self, done: int) -> None:
         past = self._context + self._pending[:done]
-        head = self._text.broken(past) or self._text.with_beginning(past, len(self._context))
+        head = self._text.broken(past) or self._text.last(past, done)
         self._pending = self._pending[done:]
         self._shorter = []
         context = self._text.decode(head)

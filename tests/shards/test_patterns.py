@@ -205,6 +205,18 @@ def test_what_comes_out_only_at_the_end_is_searched(table_of: Tables, tokenizer_
     assert (heard.text, heard.finish, heard.ids) == (b"the\n", FinishReason.stop(r"e\n"), ids)
 
 
+@pytest.mark.parametrize("patterns", [["ba{600}c", "x"], ["x", "ba{600}c"]])
+def test_a_match_may_be_long_and_come_in_many_rows(
+    patterns: list[str], table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    of_byte = byte_ids(tokenizer_of("bytelevel_added"))
+    ids = [of_byte[byte] for byte in b"a" * 300 + b"b" + b"a" * 600 + b"cd"]
+    options = DecodeOptions(stop_regex=patterns, detect_stops=True)
+    heard = Driver(table_of("bytelevel_added")).stream(ids, range(50, len(ids), 50), options=options)
+    assert heard.ids == ids[:-1]
+    assert heard.finish == FinishReason.stop("ba{600}c")
+
+
 class Counted(bytes):
     """Bytes that count how many of them were looked at in slices."""
 

@@ -216,6 +216,16 @@ def test_what_broke_a_run_may_be_long_ago(name: str, table_of: Tables, tokenizer
         assert driver.heard[route].text.decode() == "\ufffd" * (len(ids) - prompt)
 
 
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
+def test_a_character_that_the_prompt_began_may_begin_a_long_run(
+    name: str, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """Longer than what is held: its beginning is context for the rest, and whole."""
+    of_byte = byte_ids(tokenizer_of(name))
+    ids = [of_byte[byte] for byte in ("日" * 200).encode()]
+    assert Driver(table_of(name)).stream(ids[1:], prompt=ids[:1]).text.decode() == "日" * 200
+
+
 @settings(max_examples=80)
 @given(data=st.data())
 def test_without_a_table_it_is_the_same_text(
