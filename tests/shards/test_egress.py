@@ -36,6 +36,9 @@ def test_a_row_too_large_for_any_frame_fails_its_request(make_rig: Callable[...,
     (error,) = rig.hear()
     assert isinstance(error, ErrorFrame)
     assert (error.route, error.type) == (ROUTE, "row_too_large")
+    rig.push([(ROUTE, 2000, [65])])
+    rig.shard.turn()
+    assert rig.hear() == [], "it has ended"
 
 
 def test_a_full_reader_holds_the_shard_back_and_then_all_arrives(make_rig: Callable[..., Rig]) -> None:
