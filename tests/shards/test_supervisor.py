@@ -276,6 +276,26 @@ def test_shards_are_replaced_one_after_the_other_when_asked(board: Board, make: 
     assert [pid_of(board, shard) for shard in (0, 1)] == after, "once"
 
 
+def test_one_that_takes_its_time_to_end_is_waited_for_before_the_next_is_asked(
+    board: Board, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = make(runs(board))
+    until("the shards to run", lambda: up(supervisor))
+    before = [pid_of(board, shard) for shard in (0, 1)]
+    asked: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda pid, number: asked.append(pid))
+        supervisor.roll()
+        for _ in range(10):
+            supervisor.tend()
+    assert asked == before[:1]
+    os.kill(asked[0], signal.SIGKILL)
+    until(
+        "both to be new",
+        lambda: up(supervisor) and not {pid_of(board, shard) for shard in (0, 1)} & set(before),
+    )
+
+
 def test_stopping_ends_those_that_listen_and_those_that_do_not(board: Board, make: Make) -> None:
     def deaf(shard: int) -> None:
         if shard:
