@@ -107,16 +107,18 @@ class Decoder:
         if stream is not None:
             parts = [stream.add(token).encode() for token in np.frombuffer(message.ids, "<i4").tolist()]
             ready = _ready(parts, [b""])
+        watch = self._watches.get(message.route)
+        part = watch.ends_nothing if watch else 0
         try:
-            sent = self._kernel.restore(message.route, message.ids, message.text_bytes, ready)
+            sent, passed = self._kernel.restore(message.route, message.ids, message.text_bytes, ready, part)
             # Text that was made and not delivered waits here, however much the gateway says that is.
             owed = self._kernel.look(message.route)
             self.budget.take(reader_of(message.route), message.route, 2 * owed.held if owed else 0)
         except MemoryError:
             self.forget(message.route)
             raise
-        if (watch := self._watches.get(message.route)) is not None:
-            watch.seen(sent.decode(), count)
+        if watch is not None:
+            watch.seen(sent.decode(), count, passed)
 
     def forget(self, route: int) -> bool:
         """Drop a request; False when it was not known."""

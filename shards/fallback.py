@@ -7,6 +7,7 @@ bounded number of times, and text flows whatever comes, an endless run of U+FFFD
 Knows the tokenizer's `decode`; must not know rows, stops or frames.
 """
 
+import codecs
 import logging
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ class TokenizerText:
             if (match := BYTE_TOKEN.fullmatch(content))
         }
         self._inside = {token for token, byte in bytes_of.items() if 0x80 <= byte <= 0xBF}
-        self._runs = set(bytes_of) if "ByteFallback" in names(decoder_of(tokenizer)) else set()
+        self._runs = bytes_of if "ByteFallback" in names(decoder_of(tokenizer)) else {}
         self.work = 0
         """Ids decoded so far: what the cost is linear in."""
 
@@ -67,13 +68,6 @@ class TokenizerText:
             most = start + OPEN
             while start < min(most, len(ids)) and ids[start] in self._inside:
                 start += 1
-        return ids[start:]
-
-    def with_beginning(self, ids: list[int], start: int) -> list[int]:
-        """Return ids from `start` on, with those before it that began a character which they end."""
-        least = max(0, start - OPEN)
-        while start > least and ids[start] in self._inside:
-            start -= 1
         return ids[start:]
 
     def is_text(self, token: int, skip_special: bool) -> bool:
@@ -95,6 +89,18 @@ class TokenizerText:
             end -= 1
         return ids[:end]
 
+    def run(self, ids: list[int]) -> bytes:
+        """Return the bytes of the run that ids end in."""
+        return bytes(self._runs[token] for token in ids[len(self.before_run(ids)) :])
+
+    def broken(self, ids: list[int]) -> list[int]:
+        """Return those few of the run that ids end in which alone break it; none when it is not broken."""
+        run = self.run(ids)
+        if _unfinished(run) is not None:
+            return []
+        end = next(size for size in range(1, len(run) + 1) if _unfinished(run[:size]) is None)
+        return ids[len(ids) - len(run) :][max(0, end - OPEN - 1) : end]
+
     def decode(self, ids: list[int]) -> str:
         """Return the tokenizer's text for ids that all are text."""
         self.work += len(ids)
@@ -115,16 +121,17 @@ class TokenizerText:
 class TextStream:
     """One request's text, token by token. What it returns depends on the ids alone, not on how they came."""
 
-    __slots__ = ("_context", "_pending", "_prefix", "_shorter", "_skip", "_text")
+    __slots__ = ("_context", "_pending", "_prefix", "_run", "_shorter", "_skip", "_text")
 
     def __init__(self, text: TokenizerText, skip_special: bool, prompt: list[int], whole: bool) -> None:
         self._text = text
         self._skip = skip_special
         known = [token for token in prompt if text.is_text(token, skip_special)]
-        self._context = text.last(known, MAX_CONTEXT, whole)
+        known = text.last(known, len(known), whole)
+        self._context = text.broken(known) or text.last(known, MAX_CONTEXT)
         self._prefix = text.decode(self._context) if self._context else ""
-        # What the prompt says if its last ids only began a character: byte fallback has made U+FFFD of the
-        # characters before it, too.
+        self._run = _undecided(text.run(self._context))
+        # What the prompt says if its last ids only began a character.
         self._shorter: list[str] = []
         if self._prefix.endswith(REPLACEMENT):
             self._shorter = [text.decode(self._context[:-k]) for k in range(1, OPEN + 1)]
@@ -136,17 +143,24 @@ class TextStream:
             return ""
         self._pending.append(token)
         waiting = len(self._pending)
-        # A run's last byte decides what its first becomes. A long one gives out its whole characters.
-        in_run = self._text.in_run(token)
-        if in_run and waiting < MAX_RUN:
-            return ""
-        closed = self._text.closes(token)
-        for done in range(waiting, waiting - OPEN - 1 if in_run else waiting - 1, -1):
-            added = self._added(done)
-            if added and (closed or not added.endswith(REPLACEMENT)):
-                self._advance(done)
-                return added
+        if self._text.in_run(token):
+            return self._add_to_run(token)
+        self._run = b""
+        added = self._added(waiting)
+        if added and (self._text.closes(token) or not added.endswith(REPLACEMENT)):
+            self._advance(waiting)
+            return added
         return "" if waiting < MAX_PENDING else self._let_go()
+
+    def _add_to_run(self, token: int) -> str:
+        """A run's last byte decides what its first becomes. A long one gives out its whole characters."""
+        self._run += self._text.run([token])
+        unfinished = _unfinished(self._run)
+        if unfinished is not None and len(self._run) < MAX_RUN:
+            return ""
+        added = self._take(len(self._pending) - (unfinished or 0))  # all of a broken one: nothing mends it
+        self._run = _undecided(self._text.run(self._context + self._pending))
+        return added
 
     def _let_go(self) -> str:
         """Return the text of all that waits but the last few: it may be no character's beginning at all."""
@@ -172,7 +186,7 @@ class TextStream:
 
     def _advance(self, done: int) -> None:
         past = self._context + self._pending[:done]
-        head = self._text.with_beginning(past, len(self._context))
+        head = self._text.broken(past) or self._text.last(past, done)
         self._pending = self._pending[done:]
         self._shorter = []
         context = self._text.decode(head)
@@ -185,16 +199,40 @@ class TextStream:
     def _added(self, done: int) -> str:
         """Return what the first `done` of the ids that wait add to the context's text."""
         text, prefix = self._text.decode(self._context + self._pending[:done]), self._prefix
+        if self._text.in_run(self._pending[0]) and (run := self._text.run(self._context)):
+            return self._added_to_run(text, run, done)
         if text.startswith(prefix):
             return text[len(prefix) :]
-        if self._text.in_run(self._pending[0]) and not prefix.endswith(REPLACEMENT):
-            # They broke the run that the context ends in. What it said stays said: each of them is U+FFFD.
-            before = self._text.before_run(self._context)
-            broken = self._text.decode(before + self._pending[:done])
-            return broken[len(self._text.decode(before)) :]
         # The context ended inside a character that is whole now: the character is the output's, what stands
         # before it is not.
         same = 0
         while same < min(len(text), len(prefix)) and text[same] == prefix[same]:
             same += 1
         return text[max([same, *(len(told) for told in self._shorter if text.startswith(told))]) :]
+
+    def _added_to_run(self, text: str, run: bytes, done: int) -> str:
+        """Return what ids that wait add to `run`, which the context ends in; `text` is all that both say."""
+        ids, begun = self._pending[:done], _unfinished(run)
+        more = next((size for size, token in enumerate(ids) if not self._text.in_run(token)), len(ids))
+        if _unfinished(run + self._text.run(ids[:more])) != 0:
+            # It is broken. What the context said stays said: each byte behind it is U+FFFD.
+            return text[len(self._text.decode(self._text.before_run(self._context))) + len(run) :]
+        if not begun:
+            return text[len(self._prefix) :]
+        # The character that the context began is whole, and the output's; if it is U+FFFD, it stands there.
+        told = self._text.decode(self._context[:-begun])
+        return text[len(told) :].removeprefix(REPLACEMENT)
+
+
+def _unfinished(run: bytes) -> int | None:
+    """Return how many bytes at a run's end only begin a character; None when it is broken: no UTF-8."""
+    try:
+        return len(run) - codecs.utf_8_decode(run, "strict", False)[1]
+    except UnicodeDecodeError:
+        return None
+
+
+def _undecided(run: bytes) -> bytes:
+    """Return what of a run more bytes may make something else of: its unfinished end, all if it is broken."""
+    unfinished = _unfinished(run)
+    return run if unfinished is None else run[len(run) - unfinished :]

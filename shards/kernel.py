@@ -128,17 +128,22 @@ class Kernel:
             raise MemoryError(f"no memory for another request (code {code})")
         return True
 
-    def restore(self, route: int, ids: Buffer, text_bytes: int, ready: Ready | None = None) -> bytes:
+    def restore(
+        self, route: int, ids: Buffer, text_bytes: int, ready: Ready | None = None, part: int = 0
+    ) -> tuple[bytes, int]:
         """Bring a request that was just registered to where its delivered ids and text left it.
 
-        Returns the text that was delivered.
+        Returns the text that was delivered, and how many characters the first `part` of the ids had made,
+        those included that waited as they could become a stop string.
         """
         column = ffi.from_buffer(_i32, ids)
         given = ffi.NULL if ready is None else self._set_ready(ready, len(column) + 1)
-        code = lib.ofs_restore(self._shard, route, column, len(column), text_bytes, given)
+        made = ffi.new("uint32_t *")
+        code = lib.ofs_restore(self._shard, route, column, len(column), text_bytes, given, part, made)
         if code:
             raise MemoryError(f"{len(column)} ids cannot be restored (code {code})")
-        return bytes(ffi.buffer(self._out.text, self._out.text_bytes)) if self._out.text_bytes else b""
+        sent = bytes(ffi.buffer(self._out.text, self._out.text_bytes)) if self._out.text_bytes else b""
+        return sent, made[0]
 
     def forget(self, route: int) -> bool:
         """Drop a request; False when it was not known."""

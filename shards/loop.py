@@ -346,7 +346,7 @@ class Shard:
             # would read the same step again after every restart.
             log.exception("shard %d could not decode a step of %d rows", self.number, batch.rows)
             for route in dict.fromkeys(batch.routes.tolist()):
-                if shard_of(route) == self.number and self.decoder.knows(route):
+                if self.decoder.knows(route):
                     self._fail(route, 500, "not_decoded", f"a step could not be decoded: {error!r}")
 
     def _alone(self, found: Checked | Message | Handover | BadFrame, tag: int, body: Buffer) -> None:

@@ -122,11 +122,19 @@ class PatternWatch:
         while self._patterns:
             self._shelf.give_back(self._reader, self._patterns.pop())
 
-    def seen(self, text: str, tokens: int) -> None:
-        """Remember text that was searched before, by another shard, and how many tokens had made it."""
+    @property
+    def ends_nothing(self) -> int:
+        """How many tokens, from the first one on, a match may be complete with and end nothing."""
+        return max(0, self._least - 1)
+
+    def seen(self, text: str, tokens: int, passed: int) -> None:
+        """Remember text that another shard sent, of a request that so many tokens had come of.
+
+        `passed`: the characters that those of them made which end nothing, sent or held back.
+        """
         self._came = tokens
-        if self._least:
-            self._passed = len(text)
+        if self.ends_nothing:
+            self._passed = passed
         self._remember(text, 0)
 
     def search(self, text: str, ends: list[int], held: int = 0) -> Found | None:

@@ -232,7 +232,7 @@ class Supervisor:
                 f"shard {child.shard} died {child.strikes} times in a row right after its start, or before "
                 f"it (last: {cause}): giving up"
             )
-        pause = min(policy.pause_s * 2**child.strikes, policy.pause_limit_s) if child.strikes else 0.0
+        pause = min(policy.pause_s * 2 ** (child.strikes - 1), policy.pause_limit_s) if child.strikes else 0.0
         child.start_at = time.monotonic() + pause
         return pause
 

@@ -119,9 +119,10 @@ int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t
                  uint32_t prompt_len, uint32_t prompt_tokens);
 
 /* After ofs_register: decode what was delivered before, of which `text_bytes` bytes of text went out.
- * `ready` (one row) is for a shard without a table. The text that went out is in ofs_result() then. */
+ * `ready` (one row) is for a shard without a table. The text that went out is in ofs_result() then, and in `made_by_part`
+ * how many characters the first `part` of the ids had made, those held back for a stop string included. */
 int ofs_restore(ofs_shard *shard, uint64_t route, const int32_t *ids, uint32_t count, uint64_t text_bytes,
-                const ofs_ready *ready);
+                const ofs_ready *ready, uint32_t part, uint32_t *made_by_part);
 
 /* 1 if the request was known. */
 int ofs_forget(ofs_shard *shard, uint64_t route);

@@ -129,12 +129,22 @@ int ofs_register(ofs_shard *shard, uint64_t route, uint32_t flags, const uint8_t
     return OFS_NO_MEMORY;
 }
 
+static uint32_t characters(const uint8_t *text, size_t n)
+{
+    uint32_t count = 0;
+    for (size_t i = 0; i < n; i++) count += !utf8_inside(text[i]);
+    return count;
+}
+
 int ofs_restore(ofs_shard *shard, uint64_t route, const int32_t *ids, uint32_t count, uint64_t text_bytes,
-                const ofs_ready *ready)
+                const ofs_ready *ready, uint32_t part, uint32_t *made_by_part)
 {
     slot *s = slots_find(&shard->slots, route);
     if (!s) return OFS_BAD_ROW;
-    row_work row = {.ids = (const uint8_t *)ids, .count = count, .keep = count, .stop = STOPS_NONE};
+    if (part > count) part = count;
+    row_work begin = {.ids = (const uint8_t *)ids, .count = part, .keep = part, .stop = STOPS_NONE};
+    uint32_t left = count - part;
+    row_work row = {.ids = (const uint8_t *)(ids + part), .count = left, .keep = left, .stop = STOPS_NONE};
     ready_view text = {.at = 0};
     if (!shard->has_table && !ready) return OFS_BAD_TABLE;
     if (ready) text = (ready_view){.text = ready->text, .len = ready->len, .lens = ready->lens};
@@ -144,7 +154,11 @@ int ofs_restore(ofs_shard *shard, uint64_t route, const int32_t *ids, uint32_t c
     uint8_t flags = s->flags;
     s->flags &= (uint8_t)~OFS_DETECT; /* what was delivered did not stop: only the automaton's state is wanted */
     shard->text.len = 0;
-    bool ok = row_decode(shard, s, &row, &text, NULL, NULL);
+    bool ok = row_decode(shard, s, &begin, &text, NULL, NULL);
+    *made_by_part = characters(shard->text.at, shard->text.len);
+    if (s->extra) *made_by_part += characters(s->extra->held, s->extra->held_len);
+    if (ready) text.lens += part;
+    ok = ok && row_decode(shard, s, &row, &text, NULL, NULL);
     s->flags = flags;
     slot_extra *extra = ok ? slot_need_extra(s) : NULL;
     if (!extra) return OFS_NO_MEMORY;

@@ -17,12 +17,15 @@ from .rig import ROUTE, Rig, only_batch, said_by, turn_and_hear
 MINE, OTHERS = make_route(0, 0, 5, 1), make_route(1, 0, 5, 1)
 
 
-def test_rows_too_many_for_one_frame_are_split(make_rig: Callable[..., Rig]) -> None:
+@pytest.mark.parametrize(("count", "tokens"), [(64, 3), (2, 160)])
+def test_rows_too_many_for_one_frame_are_split(make_rig: Callable[..., Rig], count: int, tokens: int) -> None:
     rig = make_rig(capacity=4096)
-    routes = [make_route(0, 0, slot, 1) for slot in range(64)]
+    routes = [make_route(0, 0, slot, 1) for slot in range(count)]
     rig.register(*routes)
-    rig.push([(route, 0, [65 + slot % 20] * 3) for slot, route in enumerate(routes)])
-    assert [route for batch in turn_and_hear(rig) for route in batch.routes.tolist()] == routes
+    rig.push([(route, 0, [65 + slot % 20] * tokens) for slot, route in enumerate(routes)])
+    batches = turn_and_hear(rig)
+    assert len(batches) > 1
+    assert [route for batch in batches for route in batch.routes.tolist()] == routes
 
 
 def test_a_row_too_large_for_any_frame_fails_its_request(make_rig: Callable[..., Rig]) -> None:
@@ -33,6 +36,9 @@ def test_a_row_too_large_for_any_frame_fails_its_request(make_rig: Callable[...,
     (error,) = rig.hear()
     assert isinstance(error, ErrorFrame)
     assert (error.route, error.type) == (ROUTE, "row_too_large")
+    rig.push([(ROUTE, 2000, [65])])
+    rig.shard.turn()
+    assert rig.hear() == [], "it has ended"
 
 
 def test_a_full_reader_holds_the_shard_back_and_then_all_arrives(make_rig: Callable[..., Rig]) -> None:

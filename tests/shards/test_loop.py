@@ -62,6 +62,16 @@ def test_a_step_beyond_the_mark_waits_for_the_next_turn(make_rig: Callable[..., 
     assert only_batch(rig.hear()).routes.tolist() == [late]
 
 
+def test_a_long_backlog_is_no_silence(make_rig: Callable[..., Rig]) -> None:
+    """The heartbeat goes on between the steps of one turn."""
+    rig = make_rig()
+    rig.register(ROUTE)
+    for first in range(200):
+        rig.push([(ROUTE, first, [65])])
+    rig.shard.turn()
+    assert rig.beats >= 3
+
+
 def test_rows_go_to_their_readers_and_other_shards_rows_to_nobody(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     mine = [make_route(reader, 0, slot, 1) for slot, reader in enumerate((0, 1, 0, 1))]

@@ -16,6 +16,7 @@ from outfeed.ring.frames import (
 from outfeed.ring.route import make_route
 from outfeed.shards.decoder import Decoder
 from outfeed.shards.table import TokenTable
+from tokenizers import Tokenizer
 
 from .rig import ROUTE, Rig, only_batch, said_by, turn_and_hear
 
@@ -108,6 +109,21 @@ def test_a_backlog_fits_the_smallest_lane(make_rig: Callable[..., Rig], capacity
     for first in range(60):
         rig.push([(route, first * 3, [200, 201, 65]) for route in routes])
     assert said_by(turn_and_hear(rig)) == dict.fromkeys(routes, 180)
+    assert rig.shard.statistics.errors == 0
+
+
+def test_no_request_fails_because_its_rows_were_joined(
+    make_rig: Callable[..., Rig], tokenizer_of: Callable[[str], Tokenizer]
+) -> None:
+    """Tokens with long texts: few enough to be joined, too much for one row of a frame."""
+    (long,) = tokenizer_of("deepseek").encode(" " * 128, add_special_tokens=False).ids
+    rig = make_rig(capacity=1 << 14, tokenizer="deepseek")
+    rig.register(ROUTE)
+    for step in range(20):
+        rig.push([(ROUTE, 10 * step, [long] * 10)])
+    batches = turn_and_hear(rig)
+    assert len(batches) < 20
+    assert said_by(batches) == {ROUTE: 200}
     assert rig.shard.statistics.errors == 0
 
 

@@ -19,6 +19,7 @@ from outfeed.ring.frames import (
     encode,
 )
 from outfeed.ring.route import make_route
+from outfeed.shards.errors import Stopped
 
 from .damage import scribble
 from .rig import Rig, flipped
@@ -147,6 +148,34 @@ def test_who_was_late_once_is_not_waited_for_again(
     rig.shard.turn()
     assert said(rig, 1) == ["Takeover"]
     assert caplog.text.count("goes on without readers [0]") == 1
+
+
+def test_a_new_shard_that_is_told_to_end_waits_for_nobody(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.deaf = {0}
+    rig.shard._restore_limit_s = 3600.0
+    rig.shard._stopping = lambda: rig.beats > 2
+    with pytest.raises(Stopped):
+        rig.shard.take_over([0])
+
+
+def test_what_was_restored_ends_with_its_gateway(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    for route in (MINE, OTHERS):
+        rig.live[route] = Register(route, "rid", DecodeOptions(), b"", 0)
+    rig.shard.take_over([0, 1])
+    rig.shard.forget_reader(0)
+    assert [rig.shard.decoder.knows(route) for route in (MINE, OTHERS)] == [False, True]
+
+
+def test_what_is_restored_unasked_is_taken(make_rig: Callable[..., Rig]) -> None:
+    """It may be the answer to a shard that died before it had heard it."""
+    rig = make_rig()
+    rig.live[MINE] = Register(MINE, "rid", DecodeOptions(), b"", 0)
+    rig.restore(0, epoch=1)
+    rig.push([(MINE, 0, [65])])
+    rig.shard.turn()
+    assert said(rig, 0) == ["Batch"]
 
 
 def test_a_gateway_that_dies_while_it_is_asked_is_not_waited_for(

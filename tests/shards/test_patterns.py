@@ -157,10 +157,41 @@ def test_a_pattern_before_a_stop_string_of_the_same_row_wins(
     of_byte = byte_ids(tokenizer_of("bytelevel_added"))
     ids = [of_byte[byte] for byte in b"xENDED yes"]
     driver = Driver(table_of("bytelevel_added"))
-    for pattern, want in (("xEN", "xEN"), ("END", "xEND"), ("yes", "xENDED" if keep else "x")):
+    for pattern, want in (
+        ("xEN", "xEN"),
+        ("END", "xEND"),
+        ("yes", "xENDED" if keep else "x"),
+        ("x(?=ENDED)", "x"),
+    ):
         options = DecodeOptions(stop=["ENDED"], stop_regex=[pattern], detect_stops=True, no_stop_trim=keep)
         for cuts in every_cut(len(ids)):
             assert driver.stream(ids, cuts, options=options).text.decode() == want
+
+
+@pytest.mark.parametrize("name", ["bytelevel_added", "bytelevel_replaced"])
+def test_a_successor_knows_which_matches_may_end_the_request(
+    name: str, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """Not one that was complete too early, and is held back; but one that what follows makes a match."""
+    of_byte = byte_ids(tokenizer_of(name))
+    early = DecodeOptions(stop=["foo\n"], stop_regex=["foo"], detect_stops=True, min_new_tokens=4)
+    ahead = [
+        DecodeOptions(stop_regex=["foo(?= )"], detect_stops=True, min_new_tokens=least) for least in (0, 1, 3)
+    ]
+    ended = (b"yfoo", FinishReason.stop("foo(?= )"))
+    for options, said, want in (
+        (early, b"foo bar", (b"foo bar", FinishReason.length(7))),
+        *((options, b"yfoo x", ended) for options in ahead),
+    ):
+        ids = [of_byte[byte] for byte in said]
+        for cut in range(1, len(ids)):
+            driver = Driver(table_of(name))
+            route = driver.start(options)
+            driver.step([(route, ids[:cut])])
+            successor = driver.restore_into(driver.table, route, options)
+            if not driver.heard[route].ended_here:
+                successor.step([(route, ids[cut:])], {route: FinishReason.length(len(ids))})
+            assert (driver.heard[route].text, driver.heard[route].finish) == want, (options, cut)
 
 
 def test_what_comes_out_only_at_the_end_is_searched(table_of: Tables, tokenizer_of: Tokenizers) -> None:
@@ -177,6 +208,18 @@ def test_what_comes_out_only_at_the_end_is_searched(table_of: Tables, tokenizer_
     driver.step([(route, [])], {route: FinishReason.length(len(ids))})
     heard = driver.heard[route]
     assert (heard.text, heard.finish, heard.ids) == (b"the\n", FinishReason.stop(r"e\n"), ids)
+
+
+@pytest.mark.parametrize("patterns", [["ba{600}c", "x"], ["x", "ba{600}c"]])
+def test_a_match_may_be_long_and_come_in_many_rows(
+    patterns: list[str], table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    of_byte = byte_ids(tokenizer_of("bytelevel_added"))
+    ids = [of_byte[byte] for byte in b"a" * 300 + b"b" + b"a" * 600 + b"cd"]
+    options = DecodeOptions(stop_regex=patterns, detect_stops=True)
+    heard = Driver(table_of("bytelevel_added")).stream(ids, range(50, len(ids), 50), options=options)
+    assert heard.ids == ids[:-1]
+    assert heard.finish == FinishReason.stop("ba{600}c")
 
 
 class Counted(bytes):

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -304,6 +305,43 @@ def test_a_child_never_comes_back_from_its_fork(broken: str, fails: bool) -> Non
             os._exit(99)  # this very test, run on in the child
         raise
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (1 if fails else 0)
+
+
+def test_what_a_child_is_told_its_parent_does_not_hear() -> None:
+    """A launcher that asks a shard to end is not asked itself: the pipe that wakes it is its own."""
+    (heard, hears), (ready, says) = os.pipe(), os.pipe()
+    for fd in (heard, hears):
+        os.set_blocking(fd, False)
+
+    def main() -> None:
+        told: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+        os.write(says, b"!")
+        until("a signal", lambda: told)
+
+    before = signal.set_wakeup_fd(hears, warn_on_full_buffer=False)
+    try:
+        pid = fork_child(main)
+    finally:
+        signal.set_wakeup_fd(before)
+    os.read(ready, 1)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with pytest.raises(BlockingIOError):
+        os.read(heard, 1)
+    for fd in (heard, hears, ready, says):
+        os.close(fd)
+
+
+def test_a_child_can_be_ended_before_it_has_said_how() -> None:
+    """Its parent hears SIGTERM in a way of its own, which is not the child's."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        pid = fork_child(lambda: time.sleep(60))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
 
 
 class Broken(io.StringIO):

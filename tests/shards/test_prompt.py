@@ -5,10 +5,12 @@ A shard has a prompt's last 64 ids. With a token per byte these begin, and end, 
 
 import random
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outfeed.shards.fallback import TokenizerText
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
@@ -19,6 +21,7 @@ Tables = Callable[[str], TokenTable]
 Tokenizers = Callable[[str], Tokenizer]
 
 CHARACTERS = st.sampled_from(["e", "\n", "é", "မ", "日", "👍", "🏽"])
+said_by = cache(TokenizerText)
 # Byte fallback and byte-level BPE, with a table and without one; a special token of each, which is skipped.
 BYTE_TOKENIZERS = {
     "metaspace_bpe": "</s>",
@@ -119,7 +122,7 @@ def test_output_that_breaks_the_prompts_run_says_nothing_of_the_prompt_again(
     tokenizer = tokenizer_of(name)
     of_byte, word = byte_ids(tokenizer), tokenizer.encode("the", add_special_tokens=False).ids[-1]
     ids = [*(of_byte[byte] for byte in rest), word]
-    for prompt in ("日e", "e日 e日 e日 e日 e日"):
+    for prompt in ("日e", "e日 e日 e日 e日 e日", "\ufffd", "e\ufffd"):
         for cuts in every_cut(len(ids)):
             heard = Driver(table_of(name)).stream(
                 ids, cuts, prompt=[of_byte[byte] for byte in prompt.encode()]
@@ -153,14 +156,15 @@ def test_a_replacement_character_of_the_outputs_own_is_said(
             assert heard.text.decode() == "\ufffd\ufffde"
 
 
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
 @pytest.mark.parametrize("begun", [1, 2])
 def test_a_replacement_character_that_the_prompts_run_began_is_not_said_again(
-    begun: int, table_of: Tables, tokenizer_of: Tokenizers
+    name: str, begun: int, table_of: Tables, tokenizer_of: Tokenizers
 ) -> None:
-    of_byte = byte_ids(tokenizer_of("metaspace_bpe"))
+    of_byte = byte_ids(tokenizer_of(name))
     spelled = [of_byte[byte] for byte in "\ufffd日e".encode()]
     for cuts in every_cut(len(spelled) - begun):
-        driver = Driver(table_of("metaspace_bpe"))
+        driver = Driver(table_of(name))
         heard = driver.stream(spelled[begun:], cuts, prompt=[of_byte[0x65], *spelled[:begun]])
         assert heard.text.decode() == "日e"
 
@@ -196,3 +200,53 @@ def test_a_character_that_the_prompt_began_excuses_no_later_one(
     for cuts in every_cut(len(ids)):
         heard = Driver(table_of(name)).stream(ids, cuts, prompt=[of_byte[byte] for byte in b"x\xe6\x97"])
         assert heard.text.decode() == want
+
+
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
+def test_what_broke_a_run_may_be_long_ago(name: str, table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """In the prompt or in the output: the tokenizer makes no text of any byte behind it."""
+    of_byte = byte_ids(tokenizer_of(name))
+    ids = [of_byte[byte] for byte in b"\xe6e" + "日".encode() * 300]
+    for prompt in (0, 1, 2, 62):
+        driver = Driver(table_of(name))
+        route = driver.start(prompt=ids[:prompt])
+        for token in ids[prompt:]:
+            driver.step([(route, [token])])
+        # Nothing waits: no byte that comes can mend it.
+        assert driver.heard[route].text.decode() == "\ufffd" * (len(ids) - prompt)
+
+
+@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
+def test_a_character_that_the_prompt_began_may_begin_a_long_run(
+    name: str, table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """Longer than what is held: its beginning is context for the rest, and whole."""
+    of_byte = byte_ids(tokenizer_of(name))
+    ids = [of_byte[byte] for byte in ("日" * 200).encode()]
+    assert Driver(table_of(name)).stream(ids[1:], prompt=ids[:1]).text.decode() == "日" * 200
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_without_a_table_it_is_the_same_text(
+    table_of: Tables, tokenizer_of: Tokenizers, data: st.DataObject
+) -> None:
+    """Words and byte tokens, whole characters and pieces of them, in prompts and in outputs."""
+    tokenizer = tokenizer_of("metaspace_bpe")
+    of_byte = byte_ids(tokenizer)
+    word = tokenizer.encode("the", add_special_tokens=False).ids[-1]
+    whole = [b"e", "日".encode(), "\ufffd".encode()]
+    broken = [b"\xe6", b"\xa5", b"\xef", b"\xef\xbf", b"\xbf\xbd", b"\xff"]
+    piece = st.sampled_from([b"", *whole, *whole, *broken])  # b"": the word
+    spoken = st.lists(piece, max_size=8).map(
+        lambda pieces: [id for piece in pieces for id in ([of_byte[byte] for byte in piece] or [word])]
+    )
+    often = data.draw(st.sampled_from([0, 0, 20, 90]))
+    prompt = data.draw(spoken)
+    ids = data.draw(spoken) + [of_byte[byte] for byte in data.draw(st.sampled_from(whole))] * often
+    ids += data.draw(spoken)
+    kept = prompt[-64:]
+    stream = said_by(tokenizer).stream(True, kept, len(prompt) == len(kept))
+    made = "".join([stream.add(token) for token in ids]) + stream.flush()
+    heard = Driver(table_of("metaspace_bpe")).stream(ids, prompt=prompt)
+    assert made == heard.text.decode()

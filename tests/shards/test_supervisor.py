@@ -133,7 +133,7 @@ def test_one_that_cannot_start_any_more_is_not_taken_for_one_that_had_worked(
             raise SystemExit(7)  # no file left to open, say
         works(shard)
 
-    supervisor = make(run, RestartPolicy(strikes=3, pause_s=100.0, pause_limit_s=400.0))
+    supervisor = make(run, RestartPolicy(strikes=3, pause_s=200.0, pause_limit_s=400.0))
     until("the shards to run", lambda: up(supervisor))
     kill(supervisor, board, 0)
     assert supervisor._children[0].pid, "the first is replaced at once"
@@ -149,7 +149,7 @@ def test_one_that_cannot_start_any_more_is_not_taken_for_one_that_had_worked(
 
 
 def test_pauses_double_up_to_their_limit(board: Board, make: Make) -> None:
-    supervisor = make(runs(board), RestartPolicy(strikes=9, pause_s=50.0, pause_limit_s=150.0))
+    supervisor = make(runs(board), RestartPolicy(strikes=9, pause_s=100.0, pause_limit_s=150.0))
     child = supervisor._children[0]
     until("the shards to run", lambda: up(supervisor))
     for longest in (100.0, 150.0, 150.0):
@@ -274,6 +274,26 @@ def test_shards_are_replaced_one_after_the_other_when_asked(board: Board, make: 
     for _ in range(20):
         supervisor.tend()
     assert [pid_of(board, shard) for shard in (0, 1)] == after, "once"
+
+
+def test_one_that_takes_its_time_to_end_is_waited_for_before_the_next_is_asked(
+    board: Board, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = make(runs(board))
+    until("the shards to run", lambda: up(supervisor))
+    before = [pid_of(board, shard) for shard in (0, 1)]
+    asked: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda pid, number: asked.append(pid))
+        supervisor.roll()
+        for _ in range(10):
+            supervisor.tend()
+    assert asked == before[:1]
+    os.kill(asked[0], signal.SIGKILL)
+    until(
+        "both to be new",
+        lambda: up(supervisor) and not {pid_of(board, shard) for shard in (0, 1)} & set(before),
+    )
 
 
 def test_stopping_ends_those_that_listen_and_those_that_do_not(board: Board, make: Make) -> None:

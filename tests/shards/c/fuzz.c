@@ -141,7 +141,8 @@ static void do_restore(ofs_shard *shard)
     int32_t ids[64];
     uint32_t count = rnd(65);
     for (uint32_t i = 0; i < count; i++) ids[i] = make_id();
-    ofs_restore(shard, make_route(), ids, count, rnd(2) ? rnd(200) : UINT64_MAX >> rnd(64), NULL);
+    uint32_t made;
+    ofs_restore(shard, make_route(), ids, count, rnd(2) ? rnd(200) : UINT64_MAX >> rnd(64), NULL, rnd(count + 2), &made);
 }
 
 typedef struct {
