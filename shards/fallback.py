@@ -95,8 +95,7 @@ class TokenizerText:
 
     def broken(self, ids: list[int]) -> list[int]:
         """Return those few of the run that ids end in which alone break it; none when it is not broken."""
-        run = self.run(ids)
-        if _unfinished(run) is not None:
+        if not ids or ids[-1] not in self._runs or _unfinished(run := self.run(ids)) is not None:
             return []
         end = next(size for size in range(1, len(run) + 1) if _unfinished(run[:size]) is None)
         return ids[len(ids) - len(run) :][max(0, end - OPEN - 1) : end]
