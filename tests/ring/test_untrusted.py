@@ -223,6 +223,21 @@ def test_a_quarantine_ends_a_writers_wait_for_room(make_ring: MakeRing, bell: Do
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def test_a_writer_that_sleeps_at_a_lane_is_woken_when_it_is_closed(
+    make_ring: MakeRing, bell: Doorbell
+) -> None:
+    ring = make_ring(lanes=2)
+    writer, consumer = ring.writer(1), ring.consumer(0, bell)
+    writer.write(1, b"")
+    with raw(ring) as memory:
+        memory[area_of(ring, 1)] = 255
+        parked = slice(PAGE + 256, PAGE + 2 * LANE, LANE)
+        memory[parked] = b"\1\1"
+        with pytest.raises(CorruptLane):
+            consumer.read()
+        assert memory[parked] == b"\1\0"
+
+
 def test_a_quarantine_between_reserve_and_commit_ends_the_reservation(make_ring: MakeRing) -> None:
     ring = make_ring()
     writer = ring.writer(0)

@@ -22,6 +22,7 @@ from tests.limits import no_more_files, no_more_memory
 
 MakeRing = Callable[..., Ring]
 PARKED = 4096 + 512  # the first consumer's flag in a ring of one lane
+ROOM = 4096 + 256  # the first lane's flag; what its writer waits for is 8 bytes on
 FORK = multiprocessing.get_context("fork")
 
 
@@ -254,6 +255,37 @@ def test_a_writer_at_a_full_lane_is_woken_by_a_release(make_ring: MakeRing, bell
     assert stats.high_water > 3000
 
 
+@pytest.mark.parametrize(("wanted", "wakes"), [(1040, True), (1041, False)])
+def test_a_release_wakes_a_writer_once_there_is_what_it_waits_for(
+    make_ring: MakeRing, bell: Doorbell, wanted: int, wakes: bool
+) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    writer.write(1, bytes(1024))
+    with open(f"/dev/shm/{ring.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[ROOM] = 1
+        memory[ROOM + 8 : ROOM + 16] = wanted.to_bytes(8, "little")
+        consumer.read()
+        consumer.release()
+        assert memory[ROOM] == (not wakes)
+
+
+def test_a_writer_waits_for_its_frame_and_an_eighth_of_the_lane(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    writer = ring.writer(0)
+    for _ in range(4):
+        writer.write(1, bytes(1000))  # 1024 with its header and padding
+    with open(f"/dev/shm/{ring.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+
+        def wanted() -> int:
+            with pytest.raises(RingFull):
+                writer.write(1, bytes(500), timeout=0.01)
+            return int.from_bytes(memory[ROOM + 8 : ROOM + 16], "little")
+
+        assert until("the writer to park", wanted) == 528 + 512
+        assert memory[ROOM] == 0
+
+
 def test_a_reservation_at_a_full_lane_is_woken_by_a_release(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring()
     writer, consumer = ring.writer(0), ring.consumer(0, bell)
@@ -305,8 +337,14 @@ def test_a_second_thread_is_refused(make_ring: MakeRing, bell: Doorbell) -> None
 
     thread.start()
     until("a refusal", refused)
-    with pytest.raises(WriterBusy):
-        writer.close()
+    calls: list[Callable[[], object]] = [
+        writer.cancel,
+        lambda: writer.commit(1, 0),
+        lambda: writer.reserve(0),
+    ]
+    for call in (*calls, writer.close):
+        with pytest.raises(WriterBusy, match="another thread is writing"):
+            call()
     thread.join()
     consumer.read()
     consumer.release()
