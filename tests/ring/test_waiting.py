@@ -94,10 +94,11 @@ def test_a_reader_stays_awake_for_as_long_as_its_doorbell_allows(
                 f"{seen} frames came, {longest} of them in a row without a park"
             )
             before = ring.stats().consumers[0].parks
-            wait([consumer], 1.0)
+            came = wait([consumer], 1.0)
             seen += len(consumer.read())
             consumer.release()
             in_a_row = in_a_row + 1 if ring.stats().consumers[0].parks == before else 0
+            assert came or in_a_row < 3  # a ring that came late for a sleep ends one of the waits after it
             longest = max(longest, in_a_row)
         process.kill()
         process.join()
