@@ -134,6 +134,14 @@ def test_the_core_counts_for_itself_and_nobody_owns_nothing(ring: Ring) -> None:
     )
 
 
+def test_parts_whose_lengths_add_up_to_little_only_in_64_bits_are_too_large(ring: Ring) -> None:
+    writer, parts, byte = ring.writer(0), ffi.new("part[2]"), ffi.new("char[16]")
+    for part, length in zip(parts, (16, 2**64 - 8), strict=True):
+        part.bytes, part.length = byte, length
+    assert lib.writer_write(writer._handle, 1, parts, 2, 0) == lib.RING_TOO_LARGE
+    assert ring.stats().lanes[0].frames == 0
+
+
 def test_a_closed_ring_says_so(ring: Ring, bell: Doorbell) -> None:
     ring.close()
     ring.close()

@@ -298,11 +298,18 @@ def test_who_gets_a_cursor_wakes_every_writer(
     room_parked = slice(4096 + 256, 4096 + 3 * 512, 512)
     with open(f"/dev/shm/{ring.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         memory[room_parked] = b"\1\1\1"
+        memory[4096 + 3 * 512] = 1  # the one before slept
+        consumer = None
         if how == "detached":
             ring.detach_consumer(0)
         else:
-            ring.consumer(0, bell)
+            consumer = ring.consumer(0, bell)
         assert memory[room_parked] == bytes(3)
+        assert memory[4096 + 3 * 512] == 0
+        if consumer is not None:
+            memory[4096 + 3 * 512] = 1
+            consumer.close()
+            assert memory[4096 + 3 * 512] == 0
 
 
 def test_who_takes_a_lane_over_rings_for_every_cursor(make_ring: MakeRing, bell: Doorbell, name: str) -> None:

@@ -219,7 +219,8 @@ def test_a_signal_gets_through_a_full_lane_and_a_quiet_one_changes_nothing(
 
 def test_a_signal_that_comes_just_before_the_sleep_waits_a_second_at_most(make_ring: MakeRing) -> None:
     """It ends no sleep, so the C core comes back for it in the middle of a long wait."""
-    writer = make_ring().writer(0)
+    ring = make_ring()
+    writer = ring.writer(0)
     for _ in range(4):
         writer.write(1, bytes(1000))
     parts, offset = ffi.new("part[1]"), ffi.new("uint64_t *")
@@ -228,6 +229,11 @@ def test_a_signal_that_comes_just_before_the_sleep_waits_a_second_at_most(make_r
     third_s, long_ns = 300_000_000, 5_000_000_000
     assert lib.writer_write(writer._handle, 1, parts, 1, long_ns) == lib.RING_INTERRUPTED
     assert lib.writer_reserve(writer._handle, 1000, third_s, offset) == lib.RING_FULL
+    assert ring.stats().lanes[0].full_events == 1, "all one wait"
+    for _ in range(2):
+        with pytest.raises(RingFull):
+            writer.write(1, bytes(1000))
+    assert ring.stats().lanes[0].full_events == 3
 
 
 def test_a_writer_at_a_full_lane_is_woken_by_a_release(make_ring: MakeRing, bell: Doorbell) -> None:
