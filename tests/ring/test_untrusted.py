@@ -119,6 +119,15 @@ def test_a_tail_that_went_back_behind_what_was_read_is_a_bad_one(make_ring: Make
         consumer.read()
 
 
+def test_a_head_and_a_tail_that_are_wrong_alike_cost_the_lane(make_ring: MakeRing, bell: Doorbell) -> None:
+    """There is nothing between them to read, of which that would be seen."""
+    ring = make_ring()
+    with raw(ring) as memory:
+        memory[PAGE : PAGE + 8] = memory[heads_of(ring) : heads_of(ring) + 8] = struct.pack("<Q", 8)
+    with pytest.raises(CorruptLane, match="position 8"):
+        ring.consumer(0, bell).read()
+
+
 def test_a_lane_that_another_closed_is_something_to_read_of(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring()
     consumer = ring.consumer(0, bell)
