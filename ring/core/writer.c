@@ -86,9 +86,9 @@ static int has_room(lane_writer *w, uint64_t end) {
 /* Sleep until a release may have made room, or the deadline. */
 static int park(lane_writer *w, uint64_t end, int64_t deadline) {
     lane_block *l = w->shared;
-    /* Not worth waking for a single frame's room: an eighth of the lane, or all there is to release. */
-    uint64_t wanted = end - w->ring.capacity + w->ring.capacity / 8;
-    poke(&l->room_wanted, wanted < w->tail ? wanted : w->tail);
+    /* Not worth waking for a single frame's room: an eighth of the lane besides. That is never beyond the tail, where
+     * no head would come: a record and the padding before it take no more than half a lane and a header. */
+    poke(&l->room_wanted, end - w->ring.capacity + w->ring.capacity / 8);
     set_flag(&l->room_parked);
     fence_room();
     int rc = check_quarantine(w);

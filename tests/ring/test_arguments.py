@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from outfeed.ring import Doorbell, Ring, RingError, wait
+from outfeed.ring._core import ffi, lib
 
 MakeRing = Callable[..., Ring]
 
@@ -117,6 +118,28 @@ def test_lanes_and_consumers_are_counted(ring: Ring, bell: Doorbell) -> None:
             ring.consumer(index, bell)
         with pytest.raises(IndexError, match="consumers 0 to 0"):
             ring.detach_consumer(index)
+
+
+def test_the_core_counts_for_itself_and_nobody_owns_nothing(ring: Ring) -> None:
+    writer, reader = ffi.new("lane_writer **"), ffi.new("lane_reader **")
+    for lane, mine in ((ring.lanes, 5), (0, 0)):
+        assert lib.writer_claim(ring._ring, lane, 0, mine, writer) == lib.RING_ARGUMENT
+    for index, mine in ((ring.consumers, 5), (0, 0)):
+        assert lib.reader_claim(ring._ring, index, 0, mine, b"bell", reader) == lib.RING_ARGUMENT
+        assert lib.consumer_detach(ring._ring, index, 0, mine) == lib.RING_ARGUMENT
+    assert (writer[0], reader[0]) == (ffi.NULL, ffi.NULL)
+    assert lib.ring_lane_stats(ring._ring, ring.lanes, ffi.new("lane_stats *")) == lib.RING_ARGUMENT
+    assert (
+        lib.ring_consumer_stats(ring._ring, ring.consumers, ffi.new("consumer_stats *")) == lib.RING_ARGUMENT
+    )
+
+
+def test_parts_whose_lengths_add_up_to_little_only_in_64_bits_are_too_large(ring: Ring) -> None:
+    writer, parts, byte = ring.writer(0), ffi.new("part[2]"), ffi.new("char[16]")
+    for part, length in zip(parts, (16, 2**64 - 8), strict=True):
+        part.bytes, part.length = byte, length
+    assert lib.writer_write(writer._handle, 1, parts, 2, 0) == lib.RING_TOO_LARGE
+    assert ring.stats().lanes[0].frames == 0
 
 
 def test_a_closed_ring_says_so(ring: Ring, bell: Doorbell) -> None:

@@ -322,6 +322,8 @@ def test_hidden_states_of_no_width_are_refused() -> None:
 def test_numbers_outside_a_body_are_not_added_up(at: int, count: int) -> None:
     body = np.arange(1, 11, dtype="<u4").tobytes()
     assert lib.outfeed_sum_u32(body, 40, 0, 10) == 55
+    assert lib.outfeed_sum_u32(body, 40, 40, 0) == 0  # none, at the very end
+    assert lib.outfeed_ascending_u32(body, 40, 40, 0, 0)
     assert lib.outfeed_sum_u32(body, 40, at, count) == 2**64 - 1
     assert lib.outfeed_ascending_u32(body, 40, 0, 10, 11)
     assert not lib.outfeed_ascending_u32(body, 40, at, count, 2**32 - 1)

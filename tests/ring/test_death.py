@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from outfeed.ring import Consumer, Doorbell, LaneOwned, LaneWriter, Owner, Ring, RingClosed, RingFull
+from outfeed.ring import Consumer, Doorbell, LaneOwned, LaneWriter, Owner, Ring, RingClosed, RingFull, wait
 
 MakeRing = Callable[..., Ring]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -213,6 +213,42 @@ def test_handles_are_refused_in_a_forked_child_and_unharmed_by_it(
     assert [tag for _, tag, _ in consumer.read()] == [1, 3]
 
 
+@pytest.mark.parametrize("how", ["closed", "forked"])
+def test_no_call_of_a_handle_that_is_refused_does_anything(
+    make_ring: MakeRing, bell: Doorbell, how: str
+) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    writer.write(1, b"read before")
+    consumer.read()
+    writer.reserve(4)
+    calls: list[Callable[[], object]] = [
+        lambda: writer.write(2, b""),
+        lambda: writer.commit(2, 4),
+        lambda: writer.reserve(4),
+        writer.cancel,
+        consumer.read,
+        consumer.release,
+        consumer.tails,
+        consumer.pending,
+        lambda: wait([consumer], 0.0),
+    ]
+
+    def refused() -> None:
+        before = ring.stats()
+        for call in calls:
+            with pytest.raises(RingClosed):
+                call()
+        assert ring.stats() == before
+
+    if how == "forked":
+        _in_child(refused)
+    else:
+        writer.close()
+        consumer.close()
+        refused()
+
+
 def test_a_forked_child_may_use_lanes_of_its_own(make_ring: MakeRing, bell: Doorbell) -> None:
     ring = make_ring(lanes=2)
     first, consumer = ring.writer(0), ring.consumer(0, bell)
@@ -247,6 +283,48 @@ def test_a_writer_parked_for_a_dead_consumer_is_woken_by_the_take_over(
         consumer.release()
     process.join(30)
     assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("how", ["taken over", "attached again", "detached"])
+def test_who_gets_a_cursor_wakes_every_writer(
+    make_ring: MakeRing, bell: Doorbell, name: str, how: str
+) -> None:
+    """The one before may have died about to wake them; and they may have waited for it alone."""
+    ring = make_ring(lanes=3)
+    if how == "attached again":
+        ring.detach_consumer(0)
+    else:
+        dying(lambda: ring.consumer(0, Doorbell.create(f"{name}.bell-child")))
+    room_parked = slice(4096 + 256, 4096 + 3 * 512, 512)
+    with open(f"/dev/shm/{ring.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[room_parked] = b"\1\1\1"
+        memory[4096 + 3 * 512] = 1  # the one before slept
+        consumer = None
+        if how == "detached":
+            ring.detach_consumer(0)
+        else:
+            consumer = ring.consumer(0, bell)
+        assert memory[room_parked] == bytes(3)
+        assert memory[4096 + 3 * 512] == 0
+        if consumer is not None:
+            memory[4096 + 3 * 512] = 1
+            consumer.close()
+            assert memory[4096 + 3 * 512] == 0
+
+
+def test_who_takes_a_lane_over_rings_for_every_cursor(make_ring: MakeRing, bell: Doorbell, name: str) -> None:
+    """The one before may have cleared a flag and died before it rang."""
+    ring = make_ring(consumers=2)
+    with Doorbell.create(f"{name}.bell-second") as second:
+        consumers = [ring.consumer(index, one) for index, one in enumerate((bell, second))]
+        dying(lambda: ring.writer(0))
+        with open(f"/dev/shm/{ring.name}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            memory[4096 + 256] = 1  # the one before slept
+            ring.writer(0)
+            assert memory[4096 + 256] == 0
+        for one in (bell, second):
+            assert Path(f"/dev/shm/{one.name}").read_bytes()[128] == 1
+        del consumers
 
 
 def test_kill_9_at_random_instants_loses_and_doubles_nothing() -> None:

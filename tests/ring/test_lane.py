@@ -198,8 +198,15 @@ def test_two_writers_or_readers_in_one_place_are_refused(make_ring: MakeRing, be
         writer.write(1, b"")
     with pytest.raises(RingClosed):
         consumer.read()
-    ring.writer(0).write(1, b"again")
-    assert len(ring.consumer(0, bell).read()) == 1
+    next_writer, next_consumer = ring.writer(0), ring.consumer(0, bell)
+    writer.close()  # not the next one's lane
+    consumer.close()
+    with pytest.raises(LaneOwned):
+        ring.writer(0)
+    with pytest.raises(LaneOwned):
+        ring.consumer(0, bell)
+    next_writer.write(1, b"again")
+    assert len(next_consumer.read()) == 1
 
 
 @pytest.mark.parametrize(

@@ -117,3 +117,19 @@ def test_a_rings_numbers_are_those_of_what_was_done(make_ring: MakeRing, bell: D
     assert (there.index, there.owner, there.detached, there.parked) == (1, Owner.me(), False, False)
     assert (there.frames, there.bytes, there.batches, there.lag) == (5, 3110, 2, 3072)
     assert (there.parks, there.wakes, there.takeovers) == (0, 0, 0)
+
+
+def test_a_lanes_high_mark_stays_when_its_frames_are_gone(make_ring: MakeRing, bell: Doorbell) -> None:
+    """A consumer sets it where the writer never looks, the writer where no consumer does."""
+    ring = make_ring(lanes=2)
+    seen, unseen, consumer = ring.writer(0), ring.writer(1), ring.consumer(0, bell)
+    seen.write(1, bytes(1000))
+    consumer.read()
+    consumer.release()
+    for _ in range(4):
+        unseen.write(1, bytes(1000))
+    with pytest.raises(RingFull):
+        unseen.write(1, bytes(1000))
+    consumer.close()
+    ring.detach_consumer(0)
+    assert [(lane.used, lane.high_water) for lane in ring.stats().lanes] == [(0, 1024), (0, 4096)]

@@ -1,4 +1,4 @@
-"""The C core under ThreadSanitizer and under Address- and UBSanitizer, and a fuzzer over segment bytes.
+"""The C core under ThreadSanitizer and Address- and UBSanitizer, lying bodies, a fuzzer over segment bytes.
 
 The long versions are in `./scripts/stress ring`.
 """
@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.sanitized import run_with
+
 CompileC = Callable[..., Path]
 TESTS = Path(__file__).parents[1]
+CORE = TESTS.parent / "ring" / "core"
 TORN = (
     "-DSTANDALONE",
     "-DTORN",
@@ -61,3 +64,8 @@ def test_any_bytes_with_libfuzzer(compile_c: CompileC, tmp_path: Path) -> None:
     grown.mkdir()
     options = ["-max_total_time=2", "-timeout=5", "-max_len=2048", "-seed=7", "-print_final_stats=1"]
     assert "stat::number_of_executed_units" in run(program, *options, grown, CORPUS, folder=tmp_path)
+
+
+def test_no_body_and_no_numbers_lead_the_checks_out_of_it(tmp_path: Path) -> None:
+    said = run_with(CORE / "python" / "body.c", tmp_path, Path(__file__).with_name("damaged.py"), "1", "250")
+    assert said == "rounds 250\n"

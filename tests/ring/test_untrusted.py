@@ -107,6 +107,49 @@ def test_a_bad_tail(make_ring: MakeRing, bell: Doorbell, tail: int) -> None:
         ring.writer(0)
 
 
+def test_a_tail_that_went_back_behind_what_was_read_is_a_bad_one(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    writer, consumer = ring.writer(0), ring.consumer(0, bell)
+    writer.write(1, b"")
+    writer.write(2, b"")
+    assert len(consumer.read()) == 2
+    with raw(ring) as memory:
+        memory[PAGE : PAGE + 8] = struct.pack("<Q", RECORD)
+    with pytest.raises(CorruptLane, match="position 16"):
+        consumer.read()
+
+
+def test_a_head_and_a_tail_that_are_wrong_alike_cost_the_lane(make_ring: MakeRing, bell: Doorbell) -> None:
+    """There is nothing between them to read, of which that would be seen."""
+    ring = make_ring()
+    with raw(ring) as memory:
+        memory[PAGE : PAGE + 8] = memory[heads_of(ring) : heads_of(ring) + 8] = struct.pack("<Q", 8)
+    with pytest.raises(CorruptLane, match="position 8"):
+        ring.consumer(0, bell).read()
+
+
+def test_a_lane_that_another_closed_is_something_to_read_of(make_ring: MakeRing, bell: Doorbell) -> None:
+    ring = make_ring()
+    consumer = ring.consumer(0, bell)
+    assert not consumer.pending()
+    with raw(ring) as memory:
+        memory[PAGE + 136 : PAGE + 144] = struct.pack("<Q", 33)
+    assert consumer.pending()
+    with pytest.raises(CorruptLane, match="position 32"):
+        consumer.read()
+    assert not consumer.pending()
+
+
+def test_any_head_of_a_cursor_that_is_opening_is_a_full_lane(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    writer = ring.writer(0)
+    with raw(ring) as memory:
+        memory[PAGE + LANE + 136] = 2
+        memory[heads_of(ring) : heads_of(ring) + 8] = struct.pack("<Q", 1 << 20)
+    assert full(ring, writer) == ring.capacity // 528
+    assert ring.stats().lanes[0].quarantined is None
+
+
 def test_a_bad_tail_is_refused_by_a_writer_whom_no_cursor_holds_back(make_ring: MakeRing) -> None:
     ring = make_ring()
     ring.detach_consumer(0)
@@ -221,6 +264,21 @@ def test_a_quarantine_ends_a_writers_wait_for_room(make_ring: MakeRing, bell: Do
     with pytest.raises(CorruptLane):
         writer.write(1, bytes(1000), timeout=60.0)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_writer_that_sleeps_at_a_lane_is_woken_when_it_is_closed(
+    make_ring: MakeRing, bell: Doorbell
+) -> None:
+    ring = make_ring(lanes=2)
+    writer, consumer = ring.writer(1), ring.consumer(0, bell)
+    writer.write(1, b"")
+    with raw(ring) as memory:
+        memory[area_of(ring, 1)] = 255
+        parked = slice(PAGE + 256, PAGE + 2 * LANE, LANE)
+        memory[parked] = b"\1\1"
+        with pytest.raises(CorruptLane):
+            consumer.read()
+        assert memory[parked] == b"\1\0"
 
 
 def test_a_quarantine_between_reserve_and_commit_ends_the_reservation(make_ring: MakeRing) -> None:
