@@ -446,21 +446,22 @@ class Front:
         """
         with self._looking:
             self._look_due = time.monotonic() + LOOK_S
+            gone = not self.instance.alive
             now = {row.index: row.owner for row in self.board.rows(Role.SCHEDULER) if row.serving}
             lost = [rank for rank, owner in self._schedulers.items() if now.get(rank) != owner]
             self._schedulers = now
-            gone = not self.instance.alive
-            if lost:
-                log.error("scheduler rank %s is gone: its requests end", lost)
+            if lost:  # at once: who comes from here on is submitted to the one that is there now
                 self.reader.fail(
                     Error(503, "scheduler_gone", "the scheduler went away; send the request again"),
                     abort="scheduler gone",
                 )
-            if gone and not self._gone:
-                log.error("instance %r is gone: its requests end", self.instance.name)
+                log.error("scheduler rank %s is gone: its requests end", lost)
+            if gone:  # each time: whoever saw it alive just before may come later
                 self.reader.fail(
                     Error(503, "instance_gone", "the instance went away; send the request again")
                 )
+                if not self._gone:
+                    log.error("instance %r is gone: its requests end", self.instance.name)
             self._gone = gone
 
     def _tick(self) -> None:

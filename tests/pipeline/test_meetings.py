@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from outfeed.gateway import front
+from outfeed.gateway.front import Stream
+from outfeed.ring.instance import Instance
+from outfeed.ring.owner import Owner
+from outfeed.sidecar import FinishReason, SchedulerPort
 from outfeed.sink import Error, SinkSender
 
 from tests.eventually import LIMIT_S, until
@@ -33,6 +38,23 @@ def rig(shared: Rig) -> Iterator[Rig]:
     yield shared
     until("nothing to be live", lambda: shared.receive() == [] and shared.front.ingress.live() == 0)
     shared.aborted.clear()
+
+
+def error_of(rig: Rig, stream: Stream) -> Error:
+    """Return the error that a stream ends with, while the scheduler goes on."""
+    ends: list[object] = []
+
+    def ended() -> bool:
+        rig.receive()
+        while (item := stream.source.receive_nowait()) is not None:
+            ends.append(item)
+            if isinstance(item, Error):
+                return True
+        return False
+
+    until("the stream to end", ended, limit=5)
+    assert isinstance(ends[-1], Error)
+    return ends[-1]
 
 
 def test_a_request_that_is_aborted_on_its_way_to_the_scheduler_does_not_run_for_nobody(
@@ -62,3 +84,60 @@ def test_a_request_that_is_aborted_on_its_way_to_the_scheduler_does_not_run_for_
     assert end.type == "shard_cut_off"
     rig.receive()
     assert not rig.port.is_live(stream.route)
+
+
+@pytest.mark.parametrize("delivered", [False, True])
+def test_a_scheduler_that_attaches_anew_in_its_process_knows_nothing_of_what_ran(
+    rig: Rig, delivered: bool
+) -> None:
+    """Its loop failed and begins again, sooner than the gateway looks: the same process is on the board."""
+    streams = rig.submit(2)
+    if delivered:
+        rig.push(streams, rig.encode("so far"))
+        rig.let_the_shards_have_it()
+    rig.receive()  # or it would be told again what it has not handled
+    with rig.front._looking:  # nobody looks in between
+        rig.port.close()
+        rig.port = SchedulerPort.attach(rig.name)
+    assert [error_of(rig, stream).status for stream in streams] == [500, 500]
+    (stream,) = rig.submit()
+    rig.push([stream], rig.encode("anew"), FinishReason.length(1))
+    assert rest_of(stream)[0] == "anew"
+
+
+def test_a_request_ends_whose_instance_was_there_at_the_door_and_gone_behind_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader's thread has found it gone, and ended what was live: this one comes a moment later."""
+    here = rig.front._thread
+
+    def alive(instance: Instance) -> bool:
+        return threading.current_thread() is not here
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Instance, "alive", property(alive))
+        until("the reader to find it gone", lambda: rig.front._gone)
+        (stream,) = asyncio.run(rig.front.submit(BODY))
+        assert error_of(rig, stream).type == "instance_gone"
+    until("the reader to find it back", lambda: not rig.front._gone)
+
+
+def test_a_request_is_not_ended_with_a_scheduler_that_it_was_not_submitted_to(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the next scheduler is known, while the log is told of the one that was lost."""
+    streams: list[Stream] = []
+
+    def submit_meanwhile(*said: object) -> None:
+        streams.extend(asyncio.run(rig.front.submit(BODY)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(front, "LOOK_S", 1e9)  # the door does not look again by itself
+        patched.setattr(front.log, "error", submit_meanwhile)
+        rig.front._schedulers = {0: Owner(1, 1)}
+        rig.front._look()
+    rig.front._look()
+    (stream,) = streams
+    until("the scheduler to receive it", rig.receive)
+    rig.push([stream], rig.encode("served"), FinishReason.length(1))
+    assert rest_of(stream)[0] == "served"
