@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from outfeed.gateway import front
-from outfeed.gateway.front import Stream
+from outfeed.gateway.front import Front, Stream
+from outfeed.ring.errors import RingFull
 from outfeed.ring.instance import Instance
 from outfeed.ring.owner import Owner
 from outfeed.sidecar import FinishReason, SchedulerPort
@@ -141,3 +142,19 @@ def test_a_request_is_not_ended_with_a_scheduler_that_it_was_not_submitted_to(
     until("the scheduler to receive it", rig.receive)
     rig.push([stream], rig.encode("served"), FinishReason.length(1))
     assert rest_of(stream)[0] == "served"
+
+
+def test_a_gateway_that_is_closed_while_the_request_ring_is_full_leaves_nothing_running(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot say its aborts any more, and its process lives on: the board says that it stopped."""
+
+    def full(route: int, rid: str, reason: str) -> None:
+        raise RingFull("no room")
+
+    streams = rig.submit(2)
+    monkeypatch.setattr(rig.front.reader, "_on_abort", full)
+    rig.front.close()
+    routes = {stream.route for stream in streams}
+    until("the aborts", lambda: rig.receive() or routes <= set(rig.aborted))
+    rig.front = Front.attach(rig.name, tokenizer=rig.tokenizer)
