@@ -166,8 +166,8 @@ class Reader:
                 self._fail_now(_lost_rank(), silent, "corrupt lane")
         finally:  # also when the ring cannot be read: who was sent something must hear of it
             if self._wakes:
-                wakes, self._wakes = self._wakes, []
-                wake(wakes)
+                wake(self._wakes)  # without memory for it again at the next drain: nobody else would
+                self._wakes.clear()
             if self._aborts:
                 self._send_aborts()
         return len(frames)

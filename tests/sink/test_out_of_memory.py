@@ -1,14 +1,17 @@
 """Memory that runs out: a row is delivered whole or not at all, a stream is whole or ends with an error."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 from outfeed.sink import ChunkEvent, Columns, Done, Error, Frame, SinkClosed, open_sink, reader
 from outfeed.sink._deliver import deliver
 from outfeed.sink.live import Live
+from outfeed.sink.waiting import Waiter, wake
 
-from .front import LAST, Front, chunk, step, waiting
+from .front import LAST, Front, chunk, row, step, waiting
 from .material import Row
 
 _testcapi = pytest.importorskip("_testcapi", reason="this Python was built without its test modules")
@@ -97,3 +100,35 @@ def test_whichever_allocation_fails_nothing_is_missing_in_a_stream_that_goes_on(
             skipped = [8] if who == "sender" and len(ids) == 9 else []
             assert ids == [each for each in range(10) if each not in skipped]
     assert torn > 0 or (who, columns) == ("source", False), "those are joined in C: all, or none"
+
+
+def test_whichever_allocation_fails_who_waits_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are marked: nobody else would wake them again."""
+
+    def wake_without(at: int) -> Callable[[list[Waiter]], None]:
+        def without_memory(waiters: list[Waiter]) -> None:
+            with failing_at(at):
+                wake(waiters)
+
+        return without_memory
+
+    async def fails(at: int) -> bool:
+        front = Front()
+        woken: set[int] = set()
+        sources = [front.open(route) for route in (ROUTE, ROUTE + 1)]
+        for number, source in enumerate(sources):
+            source.call_when_ready(asyncio.get_running_loop(), partial(woken.add, number))
+        failed = False
+        with monkeypatch.context() as patched:
+            patched.setattr(reader, "wake", wake_without(at))
+            try:
+                front.arrive(step(row(ROUTE, 0), row(ROUTE + 1, 0)))
+            except MemoryError:
+                failed = True
+        front.reader.drain()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert woken == {0, 1}
+        return failed
+
+    assert [asyncio.run(fails(at)) for at in range(12)].count(True) > 2
