@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -403,23 +404,23 @@ class Front:
             last = self._stop.is_set()
             try:
                 self._turn()
-            except Exception as error:
-                log.exception("a turn of the reader's thread failed")
-                self._turn_failed(error)
-            else:
                 self._failing_since = self._failing = None
+            except Exception as error:
+                with suppress(Exception):  # no memory even to tell of it, say
+                    self._turn_failed(error)
 
     def _turn_failed(self, error: Exception) -> None:
-        """Try again soon. When it goes on failing, end what is live and take nothing until it works."""
+        """Try again soon. While it goes on failing, end what is live and take nothing."""
+        self._stop.wait(RETRY_S)
+        log.error("a turn of the reader's thread failed", exc_info=error)
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
-        if self._failing is None and now - self._failing_since > FAILING_S:
+        if now - self._failing_since > FAILING_S:
             self._failing = f"the gateway's reader fails: {error!r}"
             self.reader.fail(
                 Error(500, "reader_failed", "the gateway cannot read its answers"), abort="reader failed"
             )
-        self._stop.wait(RETRY_S)
 
     def _turn(self) -> None:
         drained = self.reader.drain()
