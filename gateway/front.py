@@ -469,6 +469,7 @@ class Front:
         """Look around, and show this gateway on the board."""
         self._look()
         self._damage.look()
+        now = time.monotonic_ns()  # first: a drain that began later waits for the next count
         seen = self.reader.statistics()
         row = self._row
         for name, value in (
@@ -482,7 +483,7 @@ class Front:
             ("bad_frames", seen.bad_frames),
         ):
             row.put(name, value)
-        row.beat()  # last: a heartbeat vouches for the numbers before it
+        row.beat(now)  # last: a heartbeat vouches for the numbers before it
         logs.due()
 
 

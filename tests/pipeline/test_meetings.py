@@ -4,6 +4,7 @@ for nobody."""
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from outfeed.gateway.front import Front, Stream
 from outfeed.ring.errors import RingFull
 from outfeed.ring.instance import Instance
 from outfeed.ring.owner import Owner
+from outfeed.shards.launcher import _idle
 from outfeed.sidecar import FinishReason, SchedulerPort
 from outfeed.sink import Error, SinkSender
+from outfeed.sink.live import ReaderStatistics
 
 from tests.eventually import LIMIT_S, until
 
@@ -35,7 +38,8 @@ def shared(small_tokenizer: Path) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def rig(shared: Rig) -> Iterator[Rig]:
+def rig(shared: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(front, "IDLE_S", front.RETRY_S)  # it looks as often as a busy one
     yield shared
     until("nothing to be live", lambda: shared.receive() == [] and shared.front.ingress.live() == 0)
     shared.aborted.clear()
@@ -53,7 +57,7 @@ def error_of(rig: Rig, stream: Stream) -> Error:
                 return True
         return False
 
-    until("the stream to end", ended, limit=5)
+    until("the stream to end", ended)
     assert isinstance(ends[-1], Error)
     return ends[-1]
 
@@ -158,3 +162,22 @@ def test_a_gateway_that_is_closed_while_the_request_ring_is_full_leaves_nothing_
     routes = {stream.route for stream in streams}
     until("the aborts", lambda: rig.receive() or routes <= set(rig.aborted))
     rig.front = Front.attach(rig.name, tokenizer=rig.tokenizer)
+
+
+def test_a_drain_does_not_end_while_a_gateway_has_yet_to_show_what_came_just_before_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway has counted none; a request comes, then the drain; then the gateway shows its count."""
+    statistics = rig.front.reader.statistics
+    draining: list[int] = []
+
+    def counted_before_it() -> ReaderStatistics:
+        seen = statistics()
+        draining.append(time.monotonic_ns())
+        return seen
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.front.reader, "statistics", counted_before_it)
+        rig.front._tick()
+        assert not _idle(rig.front.instance, max(draining))
+    until("it to show that it has none", lambda: _idle(rig.front.instance, max(draining)))
