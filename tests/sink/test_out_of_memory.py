@@ -131,4 +131,25 @@ def test_whichever_allocation_fails_who_waits_is_woken(monkeypatch: pytest.Monke
         assert woken == {0, 1}
         return failed
 
-    assert [asyncio.run(fails(at)) for at in range(12)].count(True) > 2
+    assert True in [asyncio.run(fails(at)) for at in range(12)]
+
+
+def test_whichever_allocation_fails_all_end_that_are_to() -> None:
+    """Their scheduler is gone, and nothing more comes for them."""
+    gone = Error(503, "scheduler_gone", "gone")
+
+    def fails(at: int) -> bool:
+        front = Front()
+        routes = [ROUTE, ROUTE + 1, ROUTE + 2]
+        sources = [front.open(route) for route in routes]
+        front.reader._on_end = lambda route: None  # what it does without memory is its own affair
+        front.reader.fail(gone, abort="gone")
+        with suppress(MemoryError), failing_at(at):
+            front.reader.drain()
+        missed = bool(front.reader._live)
+        front.reader.drain()
+        assert [waiting(source) for source in sources] == [[gone]] * 3
+        assert sorted(route for route, _, _ in front.aborts) == routes
+        return missed
+
+    assert True in [fails(at) for at in range(40)]
