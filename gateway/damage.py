@@ -35,7 +35,7 @@ class Damage:
         self._me = ingress.routes.reader
         self._shards = board.rows(Role.SHARD)
         self._scheduler = board.row(Role.SCHEDULER, SCHEDULER)
-        self._rejected = self._scheduler.get("bad_frames")
+        self._seen = self._seen_of_scheduler()
         self._said = ingress.routes.slots  # as many slots' requests have been told to the scheduler
 
     def look(self) -> None:
@@ -70,11 +70,18 @@ class Damage:
         return frozenset(row.index for row in told if lanes[row.index].owner != row.owner)
 
     def _say_live(self) -> None:
-        """Tell the scheduler what is live here when it has rejected a frame: so it finds what was lost."""
-        if (rejected := self._scheduler.get("bad_frames")) != self._rejected:
-            self._rejected, self._said = rejected, 0
+        """Tell the scheduler what is live here when it has rejected a frame, or attached anew.
+
+        So it finds what was lost, or what it never knew.
+        """
+        if (seen := self._seen_of_scheduler()) != self._seen:
+            self._seen, self._said = seen, 0
         try:
             while self._said < self._ingress.routes.slots:
                 self._said = self._ingress.live_from(self._said)
         except RingError as error:
             log.debug("what is live is told in a moment: %s", error)
+
+    def _seen_of_scheduler(self) -> tuple[int, int]:
+        # A process that attaches twice is the same owner on the board, of another epoch.
+        return self._scheduler.epoch, self._scheduler.get("bad_frames")

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -403,23 +404,23 @@ class Front:
             last = self._stop.is_set()
             try:
                 self._turn()
-            except Exception as error:
-                log.exception("a turn of the reader's thread failed")
-                self._turn_failed(error)
-            else:
                 self._failing_since = self._failing = None
+            except Exception as error:
+                with suppress(Exception):  # no memory even to tell of it, say
+                    self._turn_failed(error)
 
     def _turn_failed(self, error: Exception) -> None:
-        """Try again soon. When it goes on failing, end what is live and take nothing until it works."""
+        """Try again soon. While it goes on failing, end what is live and take nothing."""
+        self._stop.wait(RETRY_S)
+        log.error("a turn of the reader's thread failed", exc_info=error)
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
-        if self._failing is None and now - self._failing_since > FAILING_S:
+        if now - self._failing_since > FAILING_S:
             self._failing = f"the gateway's reader fails: {error!r}"
             self.reader.fail(
                 Error(500, "reader_failed", "the gateway cannot read its answers"), abort="reader failed"
             )
-        self._stop.wait(RETRY_S)
 
     def _turn(self) -> None:
         drained = self.reader.drain()
@@ -446,27 +447,29 @@ class Front:
         """
         with self._looking:
             self._look_due = time.monotonic() + LOOK_S
+            gone = not self.instance.alive
             now = {row.index: row.owner for row in self.board.rows(Role.SCHEDULER) if row.serving}
             lost = [rank for rank, owner in self._schedulers.items() if now.get(rank) != owner]
             self._schedulers = now
-            gone = not self.instance.alive
-            if lost:
-                log.error("scheduler rank %s is gone: its requests end", lost)
+            if lost:  # at once: who comes from here on is submitted to the one that is there now
                 self.reader.fail(
                     Error(503, "scheduler_gone", "the scheduler went away; send the request again"),
                     abort="scheduler gone",
                 )
-            if gone and not self._gone:
-                log.error("instance %r is gone: its requests end", self.instance.name)
+                log.error("scheduler rank %s is gone: its requests end", lost)
+            if gone:  # each time: whoever saw it alive just before may come later
                 self.reader.fail(
                     Error(503, "instance_gone", "the instance went away; send the request again")
                 )
+                if not self._gone:
+                    log.error("instance %r is gone: its requests end", self.instance.name)
             self._gone = gone
 
     def _tick(self) -> None:
         """Look around, and show this gateway on the board."""
         self._look()
         self._damage.look()
+        now = time.monotonic_ns()  # first: a drain that began later waits for the next count
         seen = self.reader.statistics()
         row = self._row
         for name, value in (
@@ -480,7 +483,7 @@ class Front:
             ("bad_frames", seen.bad_frames),
         ):
             row.put(name, value)
-        row.beat()  # last: a heartbeat vouches for the numbers before it
+        row.beat(now)  # last: a heartbeat vouches for the numbers before it
         logs.due()
 
 

@@ -165,9 +165,14 @@ class Ingress:
     def abort(self, route: int, rid: str = "", reason: str = "") -> None:
         """Write ABORT for a route, live here or not: the scheduler must hear of it in any case.
 
+        But for one that is not submitted yet, whose ABORT would overtake it: its ticket is closed instead.
         Raises RingError (RingFull) when it could not be written: call again. Fits the reader's `on_abort`.
         """
         with self._lock:
+            ticket = self._by_route.get(route)
+            if ticket is not None and route not in self._submitted:
+                self._end(ticket)
+                return
             self._request.write(Tag.ABORT, encode(Abort(route, rid)))
 
     def end(self, route: int) -> None:
@@ -178,11 +183,8 @@ class Ingress:
         """
         with self._lock:
             ticket = self._by_route.get(route)
-            if ticket is None:
-                return
-            if ticket.prompt is not None:
-                self._forget(route)
-            self._close(ticket)
+            if ticket is not None:
+                self._end(ticket)
 
     def restore(self, route: int, ids: bytes, text_bytes: int) -> None:
         """Write RESTORE for a live request: its shard is a new process and goes on from here.
@@ -268,6 +270,11 @@ class Ingress:
     def _must_be_open(self, ticket: Ticket) -> None:
         if self._by_route.get(ticket.route) is not ticket:
             raise TicketClosed(f"ticket of route {format_route(ticket.route)} is closed; open a new one")
+
+    def _end(self, ticket: Ticket) -> None:
+        if ticket.prompt is not None:
+            self._forget(ticket.route)
+        self._close(ticket)
 
     def _close(self, ticket: Ticket) -> None:
         del self._by_route[ticket.route]

@@ -171,15 +171,16 @@ class BoardRow:
         self._kept = kept
         self.beat()
 
-    def beat(self) -> None:
-        """Say that the row's process is alive now.
+    def beat(self, at: int | None = None) -> None:
+        """Say that the row's process is alive now, or was `at` (CLOCK_MONOTONIC ns), when it counted.
 
         Who claimed the row says everything in it again: a word that was written over is right from here on.
         """
+        now = time.monotonic_ns() if at is None else at
         if (kept := self._kept) is None:
-            self._words[self._base + _HEARTBEAT] = time.monotonic_ns()
+            self._words[self._base + _HEARTBEAT] = now
             return
-        kept[_HEARTBEAT] = time.monotonic_ns()
+        kept[_HEARTBEAT] = now
         self._words[self._base : self._base + _ROW_WORDS] = kept
 
     def _put(self, at: int, value: int) -> None:

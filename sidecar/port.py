@@ -372,8 +372,8 @@ class SchedulerPort:
         return inside and reader_of(route) == theirs.reader
 
     def _of_the_dead(self) -> list[Abort]:
-        """Look for gateways that died and were not replaced."""
-        dead = [row.index for row in self._readers if row.owner is not None and not row.alive]
+        """Look for gateways that died, or were closed, and were not replaced."""
+        dead = [row.index for row in self._readers if row.owner is not None and not row.serving]
         aborts = [abort for reader in dead for abort in self._orphans(reader)]
         if aborts:
             self._tally_at = 0  # one that lives, whose row was written over, learns of it by the tally

@@ -31,6 +31,7 @@ MAX_WAIT = 1.0
 TORN = Error(
     503, "no_memory", "the gateway could not keep what waits for this client; send the request again"
 )
+CLOSED = Error(500, "closed", "the stream was closed before the request ended")
 
 
 class SinkFull(Exception):
@@ -136,8 +137,8 @@ class Channel(ChannelFields):
         """Append an Error as the last item, whatever waits; nothing when the stream is over already."""
         if self.gone or self.ended:
             return None
-        self.ended = True
         self.fresh.append(error)
+        self.ended = True  # behind it: without memory for the one there is not the other
         return self.waiter  # marked or not: nothing more comes that could mark it
 
     def try_fold(self) -> None:
@@ -289,7 +290,7 @@ class SinkSender:
 
     def close(self) -> None:
         """End the stream. If its last item was not sent, the source receives an Error: never nothing."""
-        waiter = self.channel.fail(Error(500, "closed", "the stream was closed before the request ended"))
+        waiter = self.channel.fail(CLOSED)
         if waiter is not None:
             wake((waiter,))
 

@@ -153,11 +153,13 @@ class Reader:
         All sinks that were sent to are woken at the end, with one call into each event loop.
         """
         for _ in range(len(self._requests)):  # what asks again has its turn at the next drain
-            function = self._requests.popleft()
             try:
-                function()
+                self._requests[0]()
+            except MemoryError:
+                break  # again at the next drain: who is to end may have nothing else that ends it
             except Exception:
                 log.exception("a call on the reader's thread failed")
+            self._requests.popleft()
         try:
             frames = self._read(limit)
             if frames:
@@ -166,8 +168,8 @@ class Reader:
                 self._fail_now(_lost_rank(), silent, "corrupt lane")
         finally:  # also when the ring cannot be read: who was sent something must hear of it
             if self._wakes:
-                wakes, self._wakes = self._wakes, []
-                wake(wakes)
+                wake(self._wakes)  # without memory for it again at the next drain: nobody else would
+                self._wakes.clear()
             if self._aborts:
                 self._send_aborts()
         return len(frames)
@@ -388,12 +390,15 @@ class Reader:
 
     def _end(self, live: Live, abort: str | None = None) -> None:
         """The one place a request ends."""
-        if self._live.pop(live.route, None) is None:
+        if live.route not in self._live:
             return
+        # All that takes memory comes first: whom it fails for is live until the next try.
         self._remember(live.route)
         if abort is not None:
             self._aborts.append((live.route, live.rid, abort))
-            self._send_aborts()
+        if self._live.pop(live.route, None) is None:
+            return
+        self._send_aborts()
         try:
             self._on_end(live.route)
         except Exception:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from outfeed.ingress import register as register_module
-from outfeed.ingress.errors import BadRequest, RidInUse, Unavailable
+from outfeed.ingress.errors import BadRequest, RidInUse, TicketClosed, Unavailable
 from outfeed.ingress.register import ATTACH_WAIT_S, Ingress
 from outfeed.ingress.request import Model, Ready, parse_generate, ready
 from outfeed.ingress.routes import RouteTable
@@ -292,6 +292,22 @@ def test_an_abort_reaches_the_scheduler_even_when_the_request_is_gone_here() -> 
     rig.request.error = RingFull("full")
     with pytest.raises(RingFull):
         rig.ingress.abort(77, "gone")
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_request_that_is_aborted_before_it_is_submitted_is_not_submitted(restored: bool) -> None:
+    """Its ABORT would come before its GENERATE, and mean nobody. Its shard may be a new one meanwhile."""
+    rig = Rig()
+    ticket = rig.ingress.open(prompt())
+    if restored:
+        rig.ingress.restore(ticket.route, b"", 0)
+    rig.ingress.abort(ticket.route)
+    assert rig.nothing_stays()
+    with pytest.raises(TicketClosed):
+        rig.ingress.submit(ticket)
+    rig.ingress.end(ticket.route)
+    tags = [tag for _, tag in rig.tags()]
+    assert tags == [Tag.RESTORE, Tag.FORGET] if restored else [Tag.FORGET]
 
 
 def test_a_control_request_has_a_route_and_no_registration() -> None:

@@ -281,8 +281,17 @@ def still_live(rig: Rig, routes: set[int]) -> bool:
 # ---- the reader's thread
 
 
-@pytest.mark.parametrize("part", ["_look", "_tick"])
-def test_a_fault_on_the_readers_thread_that_passes_costs_nothing(rig: Rig, part: str) -> None:
+@pytest.mark.parametrize(("part", "said"), [("_look", True), ("_tick", True), ("_turn", False)])
+def test_a_fault_on_the_readers_thread_that_passes_costs_nothing(
+    rig: Rig, part: str, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one that there is no memory to tell of."""
+
+    def silent(*words: object) -> None:
+        raise MemoryError
+
+    if not said:
+        monkeypatch.setattr(front.log, "error", silent)
     (stream,) = rig.submit()
     rig.push([stream], rig.encode("before, "))
     works = getattr(rig.front, part)

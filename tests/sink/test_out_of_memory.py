@@ -1,14 +1,17 @@
 """Memory that runs out: a row is delivered whole or not at all, a stream is whole or ends with an error."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 from outfeed.sink import ChunkEvent, Columns, Done, Error, Frame, SinkClosed, open_sink, reader
 from outfeed.sink._deliver import deliver
 from outfeed.sink.live import Live
+from outfeed.sink.waiting import Waiter, wake
 
-from .front import LAST, Front, chunk, step, waiting
+from .front import LAST, Front, chunk, row, step, waiting
 from .material import Row
 
 _testcapi = pytest.importorskip("_testcapi", reason="this Python was built without its test modules")
@@ -97,3 +100,56 @@ def test_whichever_allocation_fails_nothing_is_missing_in_a_stream_that_goes_on(
             skipped = [8] if who == "sender" and len(ids) == 9 else []
             assert ids == [each for each in range(10) if each not in skipped]
     assert torn > 0 or (who, columns) == ("source", False), "those are joined in C: all, or none"
+
+
+def test_whichever_allocation_fails_who_waits_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are marked: nobody else would wake them again."""
+
+    def wake_without(at: int) -> Callable[[list[Waiter]], None]:
+        def without_memory(waiters: list[Waiter]) -> None:
+            with failing_at(at):
+                wake(waiters)
+
+        return without_memory
+
+    async def fails(at: int) -> bool:
+        front = Front()
+        woken: set[int] = set()
+        sources = [front.open(route) for route in (ROUTE, ROUTE + 1)]
+        for number, source in enumerate(sources):
+            source.call_when_ready(asyncio.get_running_loop(), partial(woken.add, number))
+        failed = False
+        with monkeypatch.context() as patched:
+            patched.setattr(reader, "wake", wake_without(at))
+            try:
+                front.arrive(step(row(ROUTE, 0), row(ROUTE + 1, 0)))
+            except MemoryError:
+                failed = True
+        front.reader.drain()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert woken == {0, 1}
+        return failed
+
+    assert True in [asyncio.run(fails(at)) for at in range(12)]
+
+
+def test_whichever_allocation_fails_all_end_that_are_to() -> None:
+    """Their scheduler is gone, and nothing more comes for them."""
+    gone = Error(503, "scheduler_gone", "gone")
+
+    def fails(at: int) -> bool:
+        front = Front()
+        routes = [ROUTE, ROUTE + 1, ROUTE + 2]
+        sources = [front.open(route) for route in routes]
+        front.reader._on_end = lambda route: None  # what it does without memory is its own affair
+        front.reader.fail(gone, abort="gone")
+        with suppress(MemoryError), failing_at(at):
+            front.reader.drain()
+        missed = bool(front.reader._live)
+        front.reader.drain()
+        assert [waiting(source) for source in sources] == [[gone]] * 3
+        assert sorted(route for route, _, _ in front.aborts) == routes
+        return missed
+
+    assert True in [fails(at) for at in range(40)]
