@@ -17,7 +17,7 @@ from ..sink import ChunkEvent, Control, Done, Error, Frame, SinkClosed, SinkEnde
 from .backend import Stream
 from .exchange import Exchange
 from .metrics import Metrics
-from .shapes import DONE, error_json, http_status, sse
+from .shapes import DONE, FAILED, error_json, http_status, sse
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,15 @@ class Answer:
                 self.failure(feed.index, error)
                 self.ended()
 
+    def give_up(self) -> None:
+        """End what cannot be written: with a 500, or in the middle when it has begun."""
+        exchange = self.exchange
+        if exchange.status:
+            exchange.cut()
+            return
+        exchange.respond(500, error_json(500, FAILED, exchange.openai))
+        self.close()
+
     def close(self) -> None:
         """Let go of every stream; those that still run are aborted. Twice is fine."""
         feeds, self._feeds = self._feeds, []
@@ -171,7 +180,7 @@ class Feed:
             self.over = True
         except Exception:
             log.exception("request %s: its answer could not be written", self.stream.rid)
-            answer.exchange.cut()
+            answer.give_up()
 
     def _last(self, event: ChunkEvent) -> None:
         self._count(event)
