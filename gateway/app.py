@@ -213,7 +213,7 @@ class App:
             )
 
         def render() -> str:
-            return template.render(check_messages(asked.get("messages")), asked.get("tools"), more)
+            return template.render(check_messages(asked.get("messages")), openai.shown_tools(asked), more)
 
         # A template writes the special tokens itself; the tokenizer must not add them once more.
         defaults = self.backend.model.defaults
