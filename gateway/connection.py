@@ -265,7 +265,10 @@ class Connection(asyncio.Protocol):
     def overdue(self) -> None:
         """The deadline has passed."""
         if self._lingering:
-            self.abort()
+            if self._count_untaken() == 0:
+                self.abort()
+            elif self not in self.owner.sending:
+                self._watch()  # an answer before the refusal is being read, for as long as that goes on
         elif self._parser.request is not None:
             self._refuse(Refusal(408, f"the body was not complete within {self.owner.limits.body_s:g} s"))
         elif self._parser.begun:
