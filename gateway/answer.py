@@ -208,8 +208,8 @@ class Feed:
 class StreamAnswer(Answer):
     """Server-sent events, each as soon as the client takes it.
 
-    closing() is called after the last stream's end for what comes before `[DONE]`. A stream whose event has
-    more than `most` bytes, as one that says everything so far may in the end, fails.
+    closing() is called after the last stream's end, if none failed, for what comes before `[DONE]`. A stream
+    whose event has more than `most` bytes, as one that says everything so far may in the end, fails.
     """
 
     def __init__(
@@ -257,6 +257,7 @@ class StreamAnswer(Answer):
 
     def failure(self, index: int, error: Error) -> None:
         """Send it as an event."""
+        self._closing = None  # it would speak of all streams
         self.exchange.send(self._renderers[index].failure(error))
 
     def _give_up(self, index: int, event: ChunkEvent, error: Error) -> None:

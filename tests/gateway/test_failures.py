@@ -133,3 +133,21 @@ def test_an_answer_that_has_begun_is_cut_off_when_it_fails_and_gets_no_second_he
     assert client.rest().count(b"HTTP/1.1") <= 1
     eventually(lambda: running.app.idle, "the answer is over")
     assert running.stream().closed
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_a_stream_that_failed_ends_with_its_error_and_counts_nothing(serve: Serve, prompts: int) -> None:
+    """Usage would be that of the prompts that did not fail, and pass for all there was."""
+    running = serve()
+    client = running.raw()
+    asked = {"prompt": ["x"] * prompts, "stream": True, "stream_options": {"include_usage": True}}
+    client.post("/v1/completions", asked)
+    failing, *others = (running.stream(number) for number in range(prompts))
+    failing.say("some ")
+    failing.fail(500, "its shard died")
+    for played in others:
+        played.end("fine")
+    *told, done = client.until(b"data: [DONE]\n\n").split(b"data: ")[1:]
+    assert done.startswith(b"[DONE]")
+    assert sum(b'"its shard died"' in one for one in told) == 1
+    assert not any(b"total_tokens" in one for one in told)
