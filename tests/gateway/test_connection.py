@@ -400,6 +400,37 @@ def test_a_client_is_not_idle_while_it_reads(serve: Serve) -> None:
     assert client.rest() == b""
 
 
+def test_an_answer_is_read_while_the_next_request_has_nothing_to_send(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve(limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
+    client = fill(running, stream=False, more=b"GET /health_generate HTTP/1.1\r\nhost: x\r\n\r\n")
+    probed = running.stream(1)
+    assert b'"finish_reason"' in client.until(b"}}")
+    (connection,) = running.server.connections.open
+    eventually(lambda: not connection.paused, "room again")
+    probed.end("x")
+    assert client.until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    assert not [one for one in caplog.records if "resume_writing" in one.getMessage()]
+
+
+def test_who_was_not_read_for_a_while_is_read_again_when_it_is_answered(serve: Serve) -> None:
+    running = serve(limits=SMALL)
+    client = running.raw()
+    client.post("/generate", {"text": "x"})
+    client.send(
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    )
+    first = running.stream()
+    eventually(lambda: running.server.connections.unread, "not read any more")
+    first.end("first")
+    client.until(b'"object":"list"')
+    assert not running.server.connections.unread
+    client.post("/generate", {"text": "x"})
+    running.stream(1).end("second")
+    client.until(b"second")
+
+
 @pytest.mark.parametrize("leave", [Raw.close, reset, lambda client: client.socket.shutdown(socket.SHUT_WR)])
 @pytest.mark.parametrize("behind", [3, 4, 5, 50])
 def test_a_client_that_leaves_with_requests_behind_a_running_one_is_noticed(
