@@ -454,6 +454,18 @@ def test_a_client_that_leaves_with_requests_behind_a_running_one_is_noticed(
     assert running.app.metrics.disconnects == 1
 
 
+def test_a_client_whose_machine_vanishes_is_noticed_by_the_kernel(serve: Serve) -> None:
+    running = serve()
+    running.raw()
+    eventually(lambda: running.server.connections.open, "open")
+    (connection,) = running.server.connections.open
+    assert connection._transport is not None
+    there = connection._transport.get_extra_info("socket")
+    assert there.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+    assert there.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert there.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_limits_must_be_positive() -> None:
     with pytest.raises(ValueError, match="body_bytes"):
         Limits(body_bytes=0)
