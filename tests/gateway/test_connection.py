@@ -74,6 +74,25 @@ def test_http_1_0_gets_its_stream_without_chunks(serve: Serve) -> None:
         assert parse_events(events)[-1] == "[DONE]"
 
 
+@pytest.mark.parametrize(
+    ("version", "asked", "said"),
+    [
+        (b"1.1", b"", None),
+        (b"1.1", b"close", b"close"),
+        (b"1.0", b"", b"close"),
+        (b"1.0", b"keep-alive", b"keep-alive"),
+    ],
+)
+def test_an_answer_says_what_becomes_of_its_connection_unless_that_goes_without_saying(
+    serve: Serve, version: bytes, asked: bytes, said: bytes | None
+) -> None:
+    client = serve().raw()
+    header = b"connection: %b\r\n" % asked if asked else b""
+    client.send(b"GET /health HTTP/%b\r\nhost: x\r\n%b\r\n" % (version, header))
+    _, there, rest = client.until(b"\r\n\r\n").partition(b"connection: ")
+    assert (rest.partition(b"\r\n")[0] if there else None) == said
+
+
 def test_a_body_up_to_the_limit_is_taken(serve: Serve) -> None:
     running = serve(lambda played: played.end("fine"), limits=SMALL)
     body = b'{"text": "x"' + b" " * 987 + b"}"
