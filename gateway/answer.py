@@ -17,7 +17,7 @@ from ..sink import ChunkEvent, Control, Done, Error, Frame, SinkClosed, SinkEnde
 from .backend import Stream
 from .exchange import Exchange
 from .metrics import Metrics
-from .shapes import DONE, error_json, http_status, sse
+from .shapes import DONE, FAILED, error_json, http_status, sse
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,15 @@ class Answer:
                 self.failure(feed.index, error)
                 self.ended()
 
+    def give_up(self) -> None:
+        """End what cannot be written: with a 500, or in the middle when it has begun."""
+        exchange = self.exchange
+        if exchange.status:
+            exchange.cut()
+            return
+        exchange.respond(500, error_json(500, FAILED, exchange.openai))
+        self.close()
+
     def close(self) -> None:
         """Let go of every stream; those that still run are aborted. Twice is fine."""
         feeds, self._feeds = self._feeds, []
@@ -171,7 +180,7 @@ class Feed:
             self.over = True
         except Exception:
             log.exception("request %s: its answer could not be written", self.stream.rid)
-            answer.exchange.cut()
+            answer.give_up()
 
     def _last(self, event: ChunkEvent) -> None:
         self._count(event)
@@ -199,8 +208,8 @@ class Feed:
 class StreamAnswer(Answer):
     """Server-sent events, each as soon as the client takes it.
 
-    closing() is called after the last stream's end for what comes before `[DONE]`. A stream whose event has
-    more than `most` bytes, as one that says everything so far may in the end, fails.
+    closing() is called after the last stream's end, if none failed, for what comes before `[DONE]`. A stream
+    whose event has more than `most` bytes, as one that says everything so far may in the end, fails.
     """
 
     def __init__(
@@ -248,6 +257,7 @@ class StreamAnswer(Answer):
 
     def failure(self, index: int, error: Error) -> None:
         """Send it as an event."""
+        self._closing = None  # it would speak of all streams
         self.exchange.send(self._renderers[index].failure(error))
 
     def _give_up(self, index: int, event: ChunkEvent, error: Error) -> None:

@@ -35,7 +35,7 @@ from .naming import in_the_clients_words
 from .openai import OpenAIStream, Usage, Wanted
 from .probe import probe
 from .running import Running
-from .shapes import error_json, http_status
+from .shapes import FAILED, error_json, http_status
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class App:
             )
 
         def render() -> str:
-            return template.render(check_messages(asked.get("messages")), asked.get("tools"), more)
+            return template.render(check_messages(asked.get("messages")), openai.shown_tools(asked), more)
 
         # A template writes the special tokens itself; the tokenizer must not add them once more.
         defaults = self.backend.model.defaults
@@ -364,7 +364,7 @@ class App:
                 log.exception("%s failed", exchange.request.path)
                 if exchange.status:
                     return exchange.cut()  # its answer has begun: another one cannot follow it
-                self._fail(exchange, 500, "the server failed on this request; its log says why")
+                self._fail(exchange, 500, FAILED)
 
         def start(exchange: Exchange) -> None:
             if self.draining and not always:

@@ -25,7 +25,7 @@ from typing import Final, cast
 from .exchange import STREAM_HEAD, Exchange, Handler, Request, head
 from .limits import Limits
 from .parsing import Refusal, RequestParser
-from .shapes import error_json, wants_openai
+from .shapes import FAILED, error_json, wants_openai
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +265,10 @@ class Connection(asyncio.Protocol):
     def overdue(self) -> None:
         """The deadline has passed."""
         if self._lingering:
-            self.abort()
+            if self._count_untaken() == 0:
+                self.abort()
+            elif self not in self.owner.sending:
+                self._watch()  # an answer before the refusal is being read, for as long as that goes on
         elif self._parser.request is not None:
             self._refuse(Refusal(408, f"the body was not complete within {self.owner.limits.body_s:g} s"))
         elif self._parser.begun:
@@ -305,8 +308,7 @@ class Connection(asyncio.Protocol):
             self.owner.handler(exchange)
         except Exception:
             log.exception("answering %s %s failed", request.method, request.path[:100])
-            message = "the server failed on this request; its log says why"
-            exchange.respond(500, error_json(500, message, exchange.openai))
+            exchange.respond(500, error_json(500, FAILED, exchange.openai))
 
     def _gone(self) -> None:
         self._waiting.clear()

@@ -132,7 +132,7 @@ class LogprobsSum:
     `echo`, `skipped`: as for one of its events.
     """
 
-    __slots__ = ("_completion", "_lists", "_token_bytes")
+    __slots__ = ("_completion", "_end", "_held", "_lists", "_token_bytes")
 
     def __init__(
         self,
@@ -145,6 +145,9 @@ class LogprobsSum:
         self._completion = None if chat else CompletionLogprobs(token_bytes, echo, skipped)
         names = ("content",) if chat else ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         self._lists = {name: bytearray() for name in names}
+        self._end = len(echo or "")
+        self._held: list[int] = []
+        """Places behind the text that has come: a stop may cut off what would have been there."""
 
     @property
     def size(self) -> int:
@@ -157,9 +160,20 @@ class LogprobsSum:
             rendered = chat_logprobs(columns, self._token_bytes)
         else:
             rendered = self._completion.render(columns, text, last)
+            rendered["text_offset"] = self._settle(rendered["text_offset"], len(text), last)
         for name, known in self._lists.items():
             if more := _encode(rendered[name])[1:-1]:
                 known += b"," + more if known else more
+
+    def _settle(self, places: list[int], came: int, last: bool) -> list[int]:
+        """Return the places, of these and the ones before, that the text has reached; all when it is over."""
+        self._end += came
+        self._held += places
+        end, held = self._end, self._held
+        beyond = (at for at, place in enumerate(held) if place > end)
+        settled = len(held) if last else next(beyond, len(held))
+        self._held = held[settled:]
+        return [min(place, end) for place in held[:settled]]
 
     def json(self) -> msgspec.Raw:
         """Return the object."""

@@ -113,6 +113,12 @@ def chat_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted, dict[str, 
     return generate, wanted, body
 
 
+def shown_tools(body: Mapping[str, Any]) -> Any:
+    """Return the tools that a chat's model is told of, or None: not those that it must not call."""
+    # A template asks whether there are any by `tools is not none`, if they are an empty list too.
+    return None if body.get("tool_choice") == "none" else body.get("tools") or None
+
+
 class OpenAIStream:
     """One prompt's chunks; usage is counted into `usage`, shared by a request's prompts."""
 

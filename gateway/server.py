@@ -87,8 +87,9 @@ def listen(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise ServerError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:  # no address, or what no name can be
+        why = getattr(error, "strerror", None) or error
+        raise ServerError(f"cannot listen on {host} port {port}: {why}") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 DONE: Final = b"data: [DONE]\n\n"
+FAILED: Final = "the server failed on this request; its log says why"
 
 _TYPES: Final = {
     400: "BadRequestError",

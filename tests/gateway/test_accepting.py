@@ -37,6 +37,9 @@ def test_all_who_came_during_a_long_turn_are_taken_in_by_the_next(serve: Serve) 
     assert counted.result(LIMIT_S) < 10, "one in each turn would take 50"
     for client in clients:
         client.until(b"fine")
+    acceptor = running.server._acceptor
+    assert acceptor is not None
+    eventually(lambda: not acceptor._adopting, "nothing is kept of who is in")
 
 
 class Failing(socket.socket):

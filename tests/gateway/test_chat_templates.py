@@ -153,3 +153,21 @@ def test_a_chat_and_an_echo_wait_among_the_texts_that_are_tokenized(serve: Serve
         answer = running.ask("POST", path, body)
         assert answer.status == 503
         assert "wait to be tokenized" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ({"tools": [{"type": "function"}]}, "1"),
+        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "1"),
+        ({"tools": [{"type": "function"}], "tool_choice": "none"}, "none"),
+        ({"tools": []}, "none"),
+        ({}, "none"),
+    ],
+)
+def test_tools_that_may_not_be_called_are_not_shown(serve: Serve, asked: dict[str, Any], shown: str) -> None:
+    """A template asks `tools is not none` and tells the model to call one, if only of an empty list."""
+    running = serve(one, template="{{ 'none' if tools is none else tools|length }}")
+    asked = {"messages": [{"role": "user", "content": "x"}], **asked}
+    assert running.ask("POST", "/v1/chat/completions", asked).status == 200
+    assert "".join(map(chr, running.stream().prompt.ids)) == shown

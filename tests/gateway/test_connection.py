@@ -74,6 +74,25 @@ def test_http_1_0_gets_its_stream_without_chunks(serve: Serve) -> None:
         assert parse_events(events)[-1] == "[DONE]"
 
 
+@pytest.mark.parametrize(
+    ("version", "asked", "said"),
+    [
+        (b"1.1", b"", None),
+        (b"1.1", b"close", b"close"),
+        (b"1.0", b"", b"close"),
+        (b"1.0", b"keep-alive", b"keep-alive"),
+    ],
+)
+def test_an_answer_says_what_becomes_of_its_connection_unless_that_goes_without_saying(
+    serve: Serve, version: bytes, asked: bytes, said: bytes | None
+) -> None:
+    client = serve().raw()
+    header = b"connection: %b\r\n" % asked if asked else b""
+    client.send(b"GET /health HTTP/%b\r\nhost: x\r\n%b\r\n" % (version, header))
+    _, there, rest = client.until(b"\r\n\r\n").partition(b"connection: ")
+    assert (rest.partition(b"\r\n")[0] if there else None) == said
+
+
 def test_a_body_up_to_the_limit_is_taken(serve: Serve) -> None:
     running = serve(lambda played: played.end("fine"), limits=SMALL)
     body = b'{"text": "x"' + b" " * 987 + b"}"
@@ -400,6 +419,37 @@ def test_a_client_is_not_idle_while_it_reads(serve: Serve) -> None:
     assert client.rest() == b""
 
 
+def test_an_answer_is_read_while_the_next_request_has_nothing_to_send(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve(limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
+    client = fill(running, stream=False, more=b"GET /health_generate HTTP/1.1\r\nhost: x\r\n\r\n")
+    probed = running.stream(1)
+    assert b'"finish_reason"' in client.until(b"}}")
+    (connection,) = running.server.connections.open
+    eventually(lambda: not connection.paused, "room again")
+    probed.end("x")
+    assert client.until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    assert not [one for one in caplog.records if "resume_writing" in one.getMessage()]
+
+
+def test_who_was_not_read_for_a_while_is_read_again_when_it_is_answered(serve: Serve) -> None:
+    running = serve(limits=SMALL)
+    client = running.raw()
+    client.post("/generate", {"text": "x"})
+    client.send(
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    )
+    first = running.stream()
+    eventually(lambda: running.server.connections.unread, "not read any more")
+    first.end("first")
+    client.until(b'"object":"list"')
+    assert not running.server.connections.unread
+    client.post("/generate", {"text": "x"})
+    running.stream(1).end("second")
+    client.until(b"second")
+
+
 @pytest.mark.parametrize("leave", [Raw.close, reset, lambda client: client.socket.shutdown(socket.SHUT_WR)])
 @pytest.mark.parametrize("behind", [3, 4, 5, 50])
 def test_a_client_that_leaves_with_requests_behind_a_running_one_is_noticed(
@@ -421,6 +471,18 @@ def test_a_client_that_leaves_with_requests_behind_a_running_one_is_noticed(
 
     eventually(noticed, "noticed")
     assert running.app.metrics.disconnects == 1
+
+
+def test_a_client_whose_machine_vanishes_is_noticed_by_the_kernel(serve: Serve) -> None:
+    running = serve()
+    running.raw()
+    eventually(lambda: running.server.connections.open, "open")
+    (connection,) = running.server.connections.open
+    assert connection._transport is not None
+    there = connection._transport.get_extra_info("socket")
+    assert there.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+    assert there.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert there.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_limits_must_be_positive() -> None:

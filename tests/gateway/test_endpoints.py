@@ -1,5 +1,6 @@
 """Health, models, information, metrics, aborts, the key, and what there is not."""
 
+import asyncio
 import json
 import re
 
@@ -9,12 +10,13 @@ from outfeed.gateway.backend import Reading
 from outfeed.gateway.front import Answered
 from outfeed.gateway.limits import Limits
 from outfeed.gateway.metrics import Metrics
+from outfeed.gateway.probe import probe
 from outfeed.ingress.errors import Unavailable
 from outfeed.ingress.request import Model
 from outfeed.ring.finish import FinishReason
 
 from .conftest import Serve, eventually
-from .fake import VOCABULARY, WordTokenizer
+from .fake import VOCABULARY, FakeBackend, WordTokenizer
 
 
 def test_health_says_what_is_wrong(serve: Serve) -> None:
@@ -52,6 +54,28 @@ def test_health_generate_is_not_content_with_a_request_that_the_scheduler_gave_u
     answer = running.ask("GET", "/health_generate")
     assert answer.status == 503
     assert "out of memory" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("says", [(), ("a token", "and no end")])
+def test_a_token_that_does_not_come_is_said_and_not_waited_for(says: tuple[str, ...]) -> None:
+    async def run() -> None:
+        backend = FakeBackend(script=lambda played: played.say(*says))
+        assert await probe(backend, wait_s=0.01) == "no token was generated within 0.01 s"
+        assert backend.streams[0].closed
+
+    asyncio.run(run())
+
+
+def test_every_shard_has_its_whole_time_to_answer_however_late_the_token_came() -> None:
+    class Patient(FakeBackend):
+        async def check(self, timeout: float) -> str | None:
+            return f"had {timeout:g} s"
+
+    async def run() -> None:
+        backend = Patient(script=lambda played: played.end("x"))
+        assert await probe(backend, wait_s=1.0) == "not healthy: had 5 s"
+
+    asyncio.run(run())
 
 
 def test_health_generate_is_not_at_the_mercy_of_the_instances_defaults(serve: Serve) -> None:

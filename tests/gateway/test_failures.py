@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from outfeed.gateway.shapes import error_json
+from outfeed.ring.finish import FinishReason
+from outfeed.sink import ChunkEvent, Done, Frame
 
 from .conftest import Serve, eventually
 from .fake import Played
@@ -68,6 +70,42 @@ def test_a_client_is_cut_off_when_not_even_its_refusal_can_be_written(serve: Ser
     eventually(lambda: running.app.idle, "the exchange is over")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "x"}),
+        ("/generate", {"text": ["x", "y"]}),
+        ("/v1/completions", {"prompt": "x", "logprobs": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_an_answer_that_cannot_be_put_together_is_a_500(
+    serve: Serve, path: str, body: dict[str, Any], last: bool
+) -> None:
+    """Of which nothing has been sent: its client can be told, and its connection goes on."""
+
+    def torn(played: Played) -> None:
+        half = b"half a character: \xe6"
+        if last:
+            played.send(Done(ChunkEvent(half, b"", 0, 0, 3, 0, FinishReason.stop())))
+        else:
+            played.send(Frame(ChunkEvent(half, b"", 0, 0, 3, 0)))
+            played.end("")
+
+    running = serve(torn, template=TEMPLATE)
+    client = running.raw()
+    client.post(path, body)
+    answer = client.until(b"}}")
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert (b'"object":"error"' in answer) == path.startswith("/v1")
+    eventually(lambda: running.app.idle, "the answer is over")
+    assert all(played.closed for played in running.backend.streams)
+    assert running.app.metrics.disconnects == 0
+    client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert b"200 OK" in client.until(b"\r\n\r\n")
+
+
 def test_an_answer_that_has_begun_is_cut_off_when_it_fails_and_gets_no_second_head(serve: Serve) -> None:
     running = serve()
 
@@ -95,3 +133,21 @@ def test_an_answer_that_has_begun_is_cut_off_when_it_fails_and_gets_no_second_he
     assert client.rest().count(b"HTTP/1.1") <= 1
     eventually(lambda: running.app.idle, "the answer is over")
     assert running.stream().closed
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_a_stream_that_failed_ends_with_its_error_and_counts_nothing(serve: Serve, prompts: int) -> None:
+    """Usage would be that of the prompts that did not fail, and pass for all there was."""
+    running = serve()
+    client = running.raw()
+    asked = {"prompt": ["x"] * prompts, "stream": True, "stream_options": {"include_usage": True}}
+    client.post("/v1/completions", asked)
+    failing, *others = (running.stream(number) for number in range(prompts))
+    failing.say("some ")
+    failing.fail(500, "its shard died")
+    for played in others:
+        played.end("fine")
+    *told, done = client.until(b"data: [DONE]\n\n").split(b"data: ")[1:]
+    assert done.startswith(b"[DONE]")
+    assert sum(b'"its shard died"' in one for one in told) == 1
+    assert not any(b"total_tokens" in one for one in told)

@@ -130,7 +130,8 @@ def test_a_batch_is_answered_in_its_order_or_by_index(serve: Serve) -> None:
 
 def test_a_batch_of_one_is_still_a_list(serve: Serve) -> None:
     running = serve(lambda played: played.end("x"))
-    assert [one["text"] for one in running.ask("POST", "/generate", {"input_ids": [[1, 2]]}).json] == ["x"]
+    for ids in ([1, 2], [1]):
+        assert [one["text"] for one in running.ask("POST", "/generate", {"input_ids": [ids]}).json] == ["x"]
     assert running.ask("POST", "/generate", {"input_ids": [1, 2]}).json["text"] == "x"
 
 
@@ -451,3 +452,12 @@ def test_log_probabilities_are_rendered_when_asked_for(serve: Serve) -> None:
     assert whole["meta_info"]["output_token_logprobs"] == [[-0.5, 7, "a"]]
     first, *_ = running.ask("POST", "/generate", ask(return_logprob=True, stream=True, rid="r2")).events
     assert first["meta_info"]["output_token_logprobs"] == [[-0.5, 7, "a"]]
+
+
+def test_a_stream_has_the_hidden_states_that_were_asked_for(serve: Serve) -> None:
+    def script(played: Played) -> None:
+        played.say("a", columns=Columns(hidden_states=Hidden(packed("<f4", 0.5, 2.0), 1, 2)))
+        played.end("")
+
+    first, *_ = serve(script).ask("POST", "/generate", ask(return_hidden_states=True, stream=True)).events
+    assert first["meta_info"]["hidden_states"] == [[0.5, 2.0]]

@@ -89,3 +89,18 @@ def test_a_word_is_what_it_adds_to_a_text_and_not_what_it_is_alone() -> None:
     assert rendered["tokens"] == ["a", "a", "cat", "a"]
     shown = chat_logprobs(columns, words.get)["content"]
     assert b"".join(bytes(token["bytes"]) for token in shown).decode() == text
+
+
+def test_no_token_of_a_whole_answer_begins_behind_its_end() -> None:
+    """While a stop string is coming, its tokens are where their text would be; then all of it is cut off."""
+    pieces = {1: ("One", "One"), 2: (" E", " "), 3: ("N", ""), 4: ("D", ""), 5: ("!", "")}
+    for echo in (None, "say:"):
+        answer = LogprobsSum(False, unknown, echo)
+        for token, (text, came) in pieces.items():
+            columns = share(token, text)
+            if echo is not None and token == 1:
+                columns = msgspec.structs.replace(columns, input_logprobs=Flat(b"", b""))
+            answer.add(columns, came, last=token == 5)
+        told = json.loads(msgspec.json.encode(answer.json()))["text_offset"]
+        begun = len(echo or "")
+        assert told == [begun + place for place in (0, 3, 4, 4, 4)]

@@ -489,3 +489,9 @@ def test_what_the_client_wrote_is_shown_as_it_wrote_it(running: Running) -> None
     for wrote in ("max_new_tokens", "it's input_ids (", 'a "sampling_seed" ('):
         answer = running.ask("POST", "/v1/completions", {"prompt": "x", "stop_regex": wrote + "("})
         assert repr(wrote + "(") in answer.json["error"]["message"]
+
+
+def test_a_limit_below_openais_own_is_told_of_the_clients_field(serve: Serve) -> None:
+    running = serve(model=Model(VOCABULARY, 4096, WordTokenizer(), max_top_logprobs=5))
+    error = running.ask("POST", "/v1/completions", {"prompt": "x", "logprobs": 6}).json["error"]
+    assert error["param"] == "logprobs"

@@ -74,3 +74,9 @@ def test_where_ipv6_is_kept_apart_ipv4_is_nobodys_business() -> None:
         sock.bind(("::", 0))
         with another("0.0.0.0", sock.getsockname()[1]):
             assert not has_stranger(sock, [])
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_what_can_be_no_name_is_said_in_one_line(host: str) -> None:
+    with pytest.raises(ServerError, match=f"cannot listen on {host} port 80"):
+        listen(host, 80)

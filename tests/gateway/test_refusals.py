@@ -1,11 +1,13 @@
 """What is no request that this server takes: how it is refused, and that its client gets to read it."""
 
+import socket
 from math import inf
 
 import pytest
 from outfeed.gateway.limits import Limits
 
 from .conftest import Serve, answer_of, eventually, past
+from .test_connection import fill, stalled
 
 SMALL = Limits(body_bytes=1000, head_bytes=2000, headers=20, pipelined=4)
 
@@ -110,6 +112,46 @@ def test_what_is_refused_behind_requests_costs_them_no_answer(
     assert got.index(b'"it goes on"') < got.index(b"[DONE]") < got.rindex(b"HTTP/1.1 %d " % status)
     assert got.count(b'"code":%d' % status) == 1
     assert running.app.metrics.disconnects == 0
+
+
+def test_a_refusal_waits_for_who_is_still_reading_the_answer_before_it(serve: Serve) -> None:
+    running = serve(limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
+    client = running.raw()
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    client.post("/generate", {"text": "x"})
+    first = running.stream()
+    client.send(b" ")
+    (connection,) = running.server.connections.open
+    eventually(lambda: connection._refusal, "the refusal to wait")
+    first.end("x" * 20_000_000)
+    eventually(lambda: connection._lingering, "refused")
+    past(running, "lingering")
+    past(running, "and again")
+    got = client.until(b'"code":400}}')
+    assert got.count(b"x") >= 20_000_000
+    assert client.rest() == b""
+
+    def gone() -> bool:
+        past(running, "it has read all of it")
+        return not running.server.connections.open
+
+    eventually(gone, "gone")
+
+
+def test_a_refused_client_that_stops_reading_the_answer_before_is_cut_off(serve: Serve) -> None:
+    running = serve(limits=Limits(write_bytes=1024), sink_bytes=1 << 26)
+    client = fill(running, stream=False, more=b" ")
+    (connection,) = running.server.connections.open
+    eventually(lambda: connection._lingering, "refused")
+    while connection.paused:
+        client.socket.recv(1 << 16)
+
+    def cut_off() -> bool:
+        past(running, "lingering")
+        stalled(running)
+        return not running.server.connections.open
+
+    eventually(cut_off, "cut off")
 
 
 def test_a_client_that_is_to_be_refused_may_leave_before(serve: Serve) -> None:
