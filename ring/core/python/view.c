@@ -1,7 +1,7 @@
 /* A frame's body where it lies, as a Python object: outfeed.ring.View.
  *
- * A memoryview would do, and does everything that is not done here. But one takes three times as long to make
- * as all the rest of reading a small frame. */
+ * A memoryview would do, and does everything that is not done here. But to make one takes longer than all the
+ * rest of reading a small frame. */
 
 #include "view.h"
 
