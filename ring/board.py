@@ -65,7 +65,7 @@ COUNTERS: Final = (
     "frames",  # frames handled
     "rows",  # rows handled
     "tokens",  # tokens handled
-    "live",  # requests alive right now
+    "live",  # requests alive right now; of one rank among several never said
     "ended",  # requests ended
     "aborts",  # requests aborted
     "errors",  # requests ended with an error

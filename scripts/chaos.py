@@ -5,7 +5,8 @@ Meanwhile, from a seed: shards are killed (one, two at once, two in a row), stop
 stopped for a moment; schedulers and gateways are killed or stopped for a moment; /dev/shm is filled to the
 last byte; clients vanish. The next hurt comes when the last one has healed. At the end every stream must
 have been told the truth byte for byte, or, where its own client, gateway or scheduler died, must have ended
-cleanly. The plan of hurts follows from the seed alone.
+cleanly, and nothing may be live that no client waits for: a request in a gateway's slots, a shard's or the
+scheduler's, which would stay there. The plan of hurts follows from the seed alone.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from chaos_gateway import DROP_SHARE, Marks
+from chaos_tally import Gateway, Tally
 from outfeed.ring.board import Board, Role, State
 from outfeed.ring.instance import Instance
 from outfeed.shards.launcher import find_tokenizer
@@ -42,6 +43,7 @@ from top_sample import Watch
 
 HEAL_LIMIT_S = 30.0
 HEARTBEAT_LIMIT_S = 1.0
+LEAK_LIMIT_S = 20.0
 SHM = Path("/dev/shm")
 SHM_BYTES = 768 << 20
 WARM_S = 20.0
@@ -57,51 +59,6 @@ OTHER_HURTS: Hurts = (
     (4, "gateway pause"),
     (3, "fill shm"),
 )
-
-
-@dataclass(slots=True)
-class Gateway:
-    """One gateway process, and the streams that it has said it started and not said how they ended."""
-
-    reader: int
-    life: int
-    process: subprocess.Popen[str]
-    ready: bool = False
-    running: set[str] = field(default_factory=set)
-    hung: int | None = None
-    unread: str = ""
-
-
-class Tally:
-    """How streams ended."""
-
-    def __init__(self) -> None:
-        self.started = 0
-        self.ends: Counter[str] = Counter()
-        self.faults: list[str] = []
-
-    def hear(self, gateway: Gateway, line: str) -> None:
-        """Take in one line of a gateway."""
-        what: dict[str, Any] = json.loads(line)
-        if "rid" in what and what.get("start"):
-            self.started += 1
-            gateway.running.add(what["rid"])
-        elif "rid" in what:
-            gateway.running.discard(what["rid"])
-            self.ends[what["end"]] += 1
-            if what["end"] in ("mismatched", "double_ended"):
-                self.faults.append(f"{what['rid']}: {what['end']}: {what.get('why', '')}")
-        elif what.get("ready"):
-            gateway.ready = True
-        elif "hung" in what:
-            gateway.hung = what["hung"]
-            for rid, (shard, tokens) in what["streams"].items():
-                self.faults.append(f"{rid}: hung on shard {shard} after {tokens} tokens")
-
-    def bury(self, gateway: Gateway) -> None:
-        """Its gateway was killed: its streams ended with it."""
-        self.ends["gateway_gone"] += len(gateway.running)
-        gateway.running.clear()
 
 
 class Chaos:
@@ -125,6 +82,7 @@ class Chaos:
         self.began = time.monotonic()
         self.sampled = 0.0
         self.left_out: list[str] = []
+        self.leaked: dict[str, int] = {}
         self.seen: dict[str, Any] | None = None
         if not args.private_shm:
             self.left_out.append("fill shm: needs a /dev/shm of its own (root and unshare)")
@@ -348,12 +306,31 @@ class Chaos:
             self._listen(0.05)
         if any(gateway.hung for gateway in self.gateways.values()):
             self._look()
+        else:
+            self.leaked = self._left_live()
         for gateway in self.gateways.values():
+            assert gateway.process.stdin is not None
+            gateway.process.stdin.close()
             gateway.process.wait(30)
             self._drain(gateway)
 
+    def _left_live(self) -> dict[str, int]:
+        """Return how many requests each process still has, once they are as few as they will be."""
+        deadline = time.monotonic() + LEAK_LIMIT_S
+        while left := self._live():
+            if time.monotonic() > deadline:
+                self._look()
+                break
+            self._listen(0.05)
+        return left
+
+    def _live(self) -> dict[str, int]:
+        roles = (Role.SCHEDULER, Role.SHARD, Role.READER)
+        rows = [row for role in roles for row in self.board.rows(role) if row.alive]
+        return {f"{row.role}{row.index}": live for row in rows if (live := row.get("live"))}
+
     def _look(self) -> None:
-        """Keep what the instance looks like while streams hang: over a second, for the rates."""
+        """Keep what the instance looks like while something hangs: over a second, for the rates."""
         watch = Watch(Instance.attach(self.instance))
         watch.sample()
         self._listen_for(1.0)
@@ -410,6 +387,7 @@ class Chaos:
             "hung": hung,
             "mismatched": ends["mismatched"],
             "double_ended": ends["double_ended"],
+            "leaked_requests": sum(self.leaked.values()),
             "leaked_segments": len(self.pipeline.leaked_segments()),
             "leaked_processes": len(leaked),
             "recovery_ms": {
@@ -419,10 +397,13 @@ class Chaos:
             },
             "rss_growth_mb": self._rss_growth(),
             "left_out": self.left_out,
-            "faults": self.tally.faults[:20],
+            "faults": [
+                *self.tally.faults[:20],
+                *(f"{name}: {live} live" for name, live in self.leaked.items()),
+            ],
             "instance": self.seen,
         }
-        bad = ("hung", "mismatched", "double_ended", "leaked_segments", "leaked_processes")
+        bad = ("hung", "mismatched", "double_ended", "leaked_requests", "leaked_segments", "leaked_processes")
         accounted = result["identical"] + result["failed_cleanly"] == result["streams"]
         result["ok"] = accounted and not any(result[name] for name in bad)
         return result

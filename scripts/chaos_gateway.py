@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import mmap
+import os
 import random
 import sys
 import time
@@ -76,7 +77,7 @@ def say(**what: object) -> None:
 
 
 class Gateway:
-    """`streams` streams at a time, until told to finish (a line on stdin)."""
+    """`streams` streams at a time, until told to finish (a line on stdin); it stays until stdin ends."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         from tokenizers import Tokenizer
@@ -90,11 +91,13 @@ class Gateway:
         self._number = 0
         self._tokens: dict[str, list[int]] = {}  # of each stream that runs: its shard, and how many it has
         self._finishing = asyncio.Event()
+        self._closing = asyncio.Event()
 
     async def run(self) -> None:
-        """Run all streams; come back when they have finished after a line on stdin."""
+        """Run all streams until a line on stdin, let them finish, and stay until stdin ends: what is live
+        then, anywhere, nobody will end."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(sys.stdin.fileno(), self._finishing.set)
+        loop.add_reader(sys.stdin.fileno(), self._told)
         runners = [asyncio.create_task(self._runner()) for _ in range(self._args.streams)]
         say(ready=True)
         await self._finishing.wait()
@@ -106,7 +109,14 @@ class Gateway:
         say(hung=len(hung), streams=self._tokens if hung else {})
         for task in hung:
             task.cancel()
+        await self._closing.wait()
         self._front.close()
+
+    def _told(self) -> None:
+        if not os.read(sys.stdin.fileno(), 1 << 10):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._closing.set()
+        self._finishing.set()
 
     async def _runner(self) -> None:
         while not self._finishing.is_set():

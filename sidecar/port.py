@@ -432,6 +432,8 @@ class SchedulerPort:
         for name, value in zip(("frames", "rows", "tokens"), self._table.pushed, strict=True):
             self._row.put(name, value)
         self._row.put("stale_rows", self._table.stale_rows)
+        if self._instance.config.ranks == 1:  # of those that another rank ends this one does not hear
+            self._row.put("live", self._table.live_requests)
         self._maybe_tally()
 
     def _maybe_tally(self) -> None:

@@ -62,6 +62,11 @@ class RowTable:
         return int(self._table.stale_rows)
 
     @property
+    def live_requests(self) -> int:
+        """How many requests are live now."""
+        return int(self._table.live)
+
+    @property
     def pushed(self) -> tuple[int, int, int]:
         """Steps, rows and tokens pushed so far."""
         return int(self._table.steps), int(self._table.rows), int(self._table.tokens)

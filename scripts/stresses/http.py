@@ -5,7 +5,8 @@ In turn, on one gateway process:
 - `--streams` streams are opened and stay idle (the replay scheduler runs one request at a time, the others
   wait for it): the gateway's memory is read when all are there and again after `--seconds`;
 - single clients drop: how long until their abort has reached the scheduler;
-- all drop at once: as many aborts at the scheduler, nothing live afterwards, every file given back;
+- all drop at once: as many aborts at the scheduler, nothing live afterwards in any process, every file given
+  back;
 - slow clients send a byte now and then while others ask for the gateway's health.
 
 `ok` is: no error, no growth beyond `GROWTH_BYTES`, an abort for every drop and no more, nothing left.
@@ -81,6 +82,12 @@ class Seen:
         owner = self.reader.owner
         assert owner is not None
         self.pid = owner.pid
+        self._board = here.board
+
+    def live(self) -> int:
+        """Count the requests that the gateway, the shards and the scheduler have, each for itself."""
+        roles = (Role.SCHEDULER, Role.SHARD, Role.READER)
+        return sum(row.get("live") for role in roles for row in self._board.rows(role))
 
     def idle(self, count: int, seconds: float) -> dict[str, Any]:
         """Hold streams, then drop them."""
@@ -102,7 +109,7 @@ class Seen:
             until(lambda: self.scheduler.get("aborts") - aborted >= count, "the aborts")
         took = time.monotonic() - started
         with contextlib.suppress(TimeoutError):
-            until(lambda: self.reader.get("live") == 0 and self.files() <= files, "all let go")
+            until(lambda: self.live() == 0 and self.files() <= files, "all let go")
         return {
             "streams": count,
             "memory_empty_bytes": empty,
@@ -113,7 +120,7 @@ class Seen:
             "drop_to_abort_ms_max": round(drops[-1] * 1e3, 2),
             "all_dropped_s": round(took, 3),
             "aborts_missing": count - (self.scheduler.get("aborts") - aborted),
-            "live_after": self.reader.get("live"),
+            "live_after": self.live(),
             "files_after": max(0, self.files() - files),
         }
 

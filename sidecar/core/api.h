@@ -10,11 +10,13 @@ typedef struct {
     uint32_t pad;
 } outfeed_slot;
 
-/* All slots: readers x slots entries. The rest counts: what was pushed, and rows for requests that had ended. */
+/* All slots: readers x slots entries. The rest counts: live requests, what was pushed, and rows for requests that had
+ * ended. */
 typedef struct {
     outfeed_slot *slots;
     uint32_t readers;
     uint32_t slots_each;
+    uint64_t live;
     uint64_t steps;
     uint64_t rows;
     uint64_t tokens;

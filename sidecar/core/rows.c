@@ -70,6 +70,7 @@ int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt, uin
     outfeed_slot *slot = slot_of(table, route);
     if (slot == NULL) return -1;
     if (has(slot, route)) return 0; /* a GENERATE that comes again after a take-over changes nothing */
+    if (!slot->live) table->live++; /* else one whose end nobody told has the slot */
     *slot = (outfeed_slot){.route = route, .prompt = prompt, .live = kind};
     return 1;
 }
@@ -79,6 +80,7 @@ int outfeed_rows_end(outfeed_table *table, uint64_t route) {
     if (slot == NULL) return -1;
     if (!has(slot, route)) return 0;
     slot->live = 0;
+    table->live--;
     return 1;
 }
 

@@ -22,7 +22,14 @@ def test_every_stream_is_identical_or_was_itself_killed(
     assert result["shard_kills"] >= 4
     assert result["streams"] > 0
     assert result["identical"] + result["failed_cleanly"] == result["streams"]
-    for name in ("hung", "mismatched", "double_ended", "leaked_segments", "leaked_processes"):
+    for name in (
+        "hung",
+        "mismatched",
+        "double_ended",
+        "leaked_requests",
+        "leaked_segments",
+        "leaked_processes",
+    ):
         assert result[name] == 0, result
     if only:
         assert result["identical"] == result["streams"]

@@ -34,10 +34,18 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def ranks() -> int:
+    """How many ranks the instance has."""
+    return 2
+
+
+@pytest.fixture
+def bench(ranks: int) -> Iterator[Bench]:
     sizes: dict[str, Any] = {f"{ring}_bytes": 1 << 16 for ring in ("request", "control", "step", "egress")}
     name = f"t-side-{os.getpid()}-{next(NUMBERS)}"
-    config = InstanceConfig(instance=name, tokenizer="none", shards=1, readers=2, ranks=2, slots=64, **sizes)
+    config = InstanceConfig(
+        instance=name, tokenizer="none", shards=1, readers=2, ranks=ranks, slots=64, **sizes
+    )
     instance = Instance.create(config)
     request, step = instance.request(), instance.step()
     bell = Doorbell.create(f"outfeed-{name}.bell-test")

@@ -198,10 +198,11 @@ def test_a_step_that_found_no_room_is_not_counted_however_often_it_is_tried(
     assert port.stale_rows == 1
 
 
-def test_whoever_looks_at_the_instance_sees_the_rows_that_came_too_late(
-    bench: Bench, port: SchedulerPort
+@pytest.mark.parametrize(("ranks", "live"), [(1, 1), (2, 0)])
+def test_whoever_looks_at_the_instance_sees_what_is_live_and_the_rows_that_came_too_late(
+    bench: Bench, port: SchedulerPort, live: int
 ) -> None:
-    bench.send(generate(A))
+    bench.send(generate(A), generate(B))
     port.recv()
     port.push_tokens([A], [1], finishes={0: FinishReason.length(1)})
     for _ in range(3):
@@ -213,6 +214,7 @@ def test_whoever_looks_at_the_instance_sees_the_rows_that_came_too_late(
         assert time.monotonic() < deadline, "the board never showed them"
         time.sleep(0.01)
     assert (row.get("stale_rows"), row.get("rows")) == (3, 4)
+    assert row.get("live") == live, "what other ranks end this one does not hear: it says nothing"
 
 
 def test_a_step_larger_than_a_frame_is_refused_with_both_sizes(bench: Bench, port: SchedulerPort) -> None:

@@ -169,6 +169,21 @@ def test_who_has_a_slot_that_another_comes_into_is_told(table: Table) -> None:
         table.before(make_route(2, 0, 3, 1), shared=False)
 
 
+def test_who_is_live_is_counted_whoever_has_the_slot(table: Table) -> None:
+    before = table.live_requests
+    assert before == len(table.live())
+    table.open(A, 1)  # again
+    table.open(make_route(0, 1, 4, 2), 1)  # in B's slot, whose end nobody told
+    assert table.live_requests == before
+    assert not table.end(B)
+    table.open_control(make_route(0, 1, 9, 1))
+    assert table.live_requests == before + 1
+    for route in table.live():
+        assert table.end(int(route))
+        assert not table.end(int(route))
+    assert table.live_requests == 0
+
+
 def test_how_requests_stand_is_told_a_part_at_a_time(table: Table) -> None:
     table.open_control(C)
     table.push([A], [4])

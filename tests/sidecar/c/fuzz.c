@@ -129,11 +129,14 @@ static int64_t expect(const uint64_t *routes, const uint32_t *counts, uint32_t r
 static void check_table(const outfeed_table *table) {
     REQUIRE(table->steps == steps && table->rows == rows_pushed);
     REQUIRE(table->tokens == tokens_pushed && table->stale_rows == stale_pushed);
+    uint64_t live = 0;
     for (uint32_t at = 0; at < READERS * SLOTS; at++) {
         const outfeed_slot *slot = &table->slots[at];
         REQUIRE(slot->route == places[at].route && slot->emitted == places[at].emitted);
         REQUIRE(slot->prompt == places[at].prompt && slot->live == places[at].kind);
+        live += slot->live != 0;
     }
+    REQUIRE(table->live == live);
 }
 
 static void check_body(const uint8_t *body, uint64_t size, const outfeed_decode_step *step, const uint64_t *routes,
