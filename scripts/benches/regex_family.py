@@ -229,7 +229,7 @@ def texts(pattern: str, length: int, rng: random.Random, limit: int = 16) -> lis
     words = list(dict.fromkeys(_word(parsed, rng, flags, loops) for loops in (1, 1, 2, 0, 3, 1, 2)))
     loops = list(_loops(parsed, rng, flags))
     chars = sorted(
-        {char for word in [*words, *(body for _, body in loops)] for char in word}
+        {char for word in [*words, *(body for _, body, _ in loops)] for char in word}
         | {char for char in pattern if char not in "\\()[]{}?*+|^$<=:.!"}
     )
     ends = ["", rng.choice("!\x00~"), "\n!"]
@@ -242,11 +242,15 @@ def texts(pattern: str, length: int, rng: random.Random, limit: int = 16) -> lis
                 + end
             )
 
-    for prefix, body in loops:
+    for prefix, body, _ in loops:
         add(prefix, body, ends[1])
+    # What follows the loop and matches: a search that fails for a look-ahead's success goes on.
+    for prefix, body, after in rng.sample(loops, min(len(loops), limit // 4)):
+        if after:
+            add(rng.choice(["", prefix]), body, after)
     for char in rng.sample(chars, min(len(chars), limit // 3)):
         add("", char, ends[1])
-    for prefix, body in loops:
+    for prefix, body, _ in loops:
         add("", prefix + body, ends[1])
         add("", body, ends[1])
     for word in words:
@@ -315,15 +319,18 @@ def _word(
     return "".join(out)[:400]
 
 
-def _loops(items: Any, rng: random.Random, flags: int, head: str = "") -> Iterator[tuple[str, str]]:
-    """Return each repeat of the tree: a text that leads to it, and one time around."""
-    for op, av in items:
+def _loops(
+    items: Any, rng: random.Random, flags: int, head: str = "", rest: str = ""
+) -> Iterator[tuple[str, str, str]]:
+    """Return each repeat of the tree: a text that leads to it, one time around, and a text that follows."""
+    for at, (op, av) in enumerate(items):
         inner: list[Any] = []
+        after = (_word(items[at + 1 :], rng, flags, 1) + rest)[:200]
         if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
             for loops in (1, 2, 1):
                 body = _word(av[2], rng, flags, loops)
                 if body:
-                    yield head, body
+                    yield head, body, after
             inner = [av[2]]
         elif op is sre.SUBPATTERN:
             inner = [av[3]]
@@ -332,10 +339,10 @@ def _loops(items: Any, rng: random.Random, flags: int, head: str = "") -> Iterat
         elif op is sre.BRANCH:
             inner = av[1]
         elif op is sre.ASSERT or op is sre.ASSERT_NOT:
-            inner = [av[1]]
+            inner, after = [av[1]], ""
         elif op is sre.GROUPREF_EXISTS:
             inner = [one for one in av[1:] if one is not None]
         for one in inner:
-            yield from _loops(one, rng, flags, head)
+            yield from _loops(one, rng, flags, head, after)
         if op is not sre.ASSERT or av[0] > 0 or not head:
             head = (head + _word([(op, av)], rng, flags, 1))[-200:]

@@ -86,7 +86,7 @@ def bad_texts(
     rngs = [random.Random(seed + length + draw) for draw in range(draws)]
     return itertools.chain(
         *(adversary.texts(length, words(pattern, rng, 3)) for rng in rngs[:1]),
-        *(texts(pattern, length, rng, 32 if careful else 14) for rng in rngs),
+        *(texts(pattern, length, rng, 40 if careful else 17) for rng in rngs),
     )
 
 
