@@ -1,5 +1,6 @@
 """Run the project's commands as a user does, and wait for what they lead to."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from outfeed.ring.board import Phase, Role
-from outfeed.ring.instance import Instance, InstanceGone
+from outfeed.ring.instance import Instance, InstanceGone, leftovers
 
 from tests.eventually import LIMIT_S, until
 
@@ -25,6 +26,7 @@ def demo(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 LAUNCHER = (sys.executable, "-m", "outfeed.shards.launcher")
+NUMBERS = itertools.count()
 
 
 def start_launcher(instance: str, *options: str, launcher: Sequence[str] = LAUNCHER) -> subprocess.Popen[str]:
@@ -50,6 +52,31 @@ def launched(
                 process.wait(LIMIT_S)
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def served(instance: str, tokenizer: Path, *scheduler: str) -> Iterator[None]:
+    """Run an instance with its scheduler: a command, to which the instance's name is added."""
+    with launched(instance, "--tokenizer", str(tokenizer)) as launcher:
+        process = subprocess.Popen([*scheduler, instance], stderr=subprocess.PIPE, text=True)
+        try:
+            until("the scheduler to attach", lambda: process.poll() is not None or has_scheduler(instance))
+            assert process.poll() is None, process.communicate()[1]
+            yield
+            launcher.send_signal(signal.SIGINT)
+            assert process.wait(LIMIT_S) == 0, "it ends with its instance"
+        finally:
+            process.kill()
+            process.communicate()
+    assert leftovers(instance) == []
+
+
+def has_scheduler(instance: str) -> bool:
+    """Whether a scheduler has attached to the instance."""
+    here = Instance.attach(instance)
+    alive = here.board.row(Role.SCHEDULER).alive
+    here.close()
+    return alive
 
 
 def is_running(instance: str) -> bool:
@@ -80,6 +107,6 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def unique(name: str, counter: Iterator[int]) -> str:
+def unique(name: str) -> str:
     """Name an instance that no other test has."""
-    return f"t-{name}-{os.getpid()}-{next(counter)}"
+    return f"t-{name}-{os.getpid()}-{next(NUMBERS)}"

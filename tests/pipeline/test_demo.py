@@ -1,6 +1,5 @@
 """The demo, run as a user runs it."""
 
-import itertools
 import json
 import signal
 import subprocess
@@ -13,8 +12,6 @@ from outfeed.ring.instance import leftovers
 from tests.eventually import until
 
 from .commands import SCRIPTS, demo, is_running, launched, unique
-
-NUMBERS = itertools.count()
 
 
 def test_every_stream_is_right_with_a_small_tokenizer(small_tokenizer: Path, small_text: Path) -> None:
@@ -81,7 +78,7 @@ def test_more_logprobs_than_a_request_may_ask_for_are_refused() -> None:
 def test_an_instance_that_runs_already_is_refused_and_left_alone(
     small_tokenizer: Path, small_text: Path
 ) -> None:
-    instance = unique("demo", NUMBERS)
+    instance = unique("demo")
     with launched(instance, "--tokenizer", str(small_tokenizer)):
         before = leftovers(instance)
         done = demo("--tokenizer", str(small_tokenizer), "--text", str(small_text), "--instance", instance)
@@ -95,7 +92,7 @@ def test_one_that_is_told_to_end_leaves_nothing(
     small_tokenizer: Path, small_text: Path, how: signal.Signals
 ) -> None:
     """SIGHUP is what the end of its terminal sends; a shell has SIGINT ignored in its background jobs."""
-    instance = unique("demo", NUMBERS)
+    instance = unique("demo")
     background = (
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # these tests themselves may run under nohup

@@ -1,6 +1,5 @@
 """Gateway processes find a reader that is free, or say who has it."""
 
-import itertools
 import os
 import re
 import signal
@@ -17,14 +16,13 @@ from tests.eventually import LIMIT_S
 
 from .commands import launched, unique
 
-NUMBERS = itertools.count()
 ME = os.getpid()
 
 
 @pytest.fixture
 def three(small_tokenizer: Path) -> Iterator[str]:
     """An instance with room for three gateways."""
-    instance = unique("readers", NUMBERS)
+    instance = unique("readers")
     with launched(instance, "--tokenizer", str(small_tokenizer), "--readers", "3"):
         yield instance
     assert leftovers(instance) == []
