@@ -75,6 +75,17 @@ def test_more_logprobs_than_a_request_may_ask_for_are_refused() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [("--shards", "--shards 0: give 1 to 64"), ("--tokens-per-step", "0 tokens per step: give 1 to 1024")],
+)
+def test_what_one_of_its_processes_refuses_is_said_as_its_own(
+    small_tokenizer: Path, small_text: Path, option: str, why: str
+) -> None:
+    done = demo("--tokenizer", str(small_tokenizer), "--text", str(small_text), option, "0")
+    assert (done.returncode, done.stderr) == (2, f"demo: {why}\n")
+
+
 def test_an_instance_that_runs_already_is_refused_and_left_alone(
     small_tokenizer: Path, small_text: Path
 ) -> None:
