@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring.batch import I32, U32, U64, Core
+from ..ring.batch import Core
+from ..ring.columns import I32, U32, U64
 from ..ring.frames import Buffer
 from . import _kernel
 from .errors import BadRegistration, TableError

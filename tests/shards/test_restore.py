@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from outfeed.ring.batch import decode_batch, encode_batch
-from outfeed.ring.families import flat_family, ragged_family
+from outfeed.ring.family_makers import flat_family, ragged_family
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Restore
 from outfeed.shards.kernel import Kernel, Ready

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outfeed.ring import Consumer, Doorbell, Ring, RingFull
 from outfeed.ring.batch import Batch, decode_batch, encode_endings
-from outfeed.ring.families import FAMILIES, Family, flat_family
+from outfeed.ring.families import FAMILIES, Family
+from outfeed.ring.family_makers import flat_family
 from outfeed.ring.frames import Standing
 from outfeed.ring.route import make_route
 from outfeed.sidecar.rows import RowTable, UnknownRoute
