@@ -134,7 +134,7 @@ def test_shards_are_replaced_on_sighup_and_no_request_notices(rig: Rig) -> None:
     assert {rest_of(stream)[0] for stream in streams} == {TEXT}
 
 
-def test_the_scheduler_dies_and_its_requests_end_with_503(rig: Rig, small_tokenizer: Path) -> None:
+def test_the_scheduler_dies_and_its_requests_end_with_503(rig: Rig) -> None:
     """The first scheduler is another process, so that it can be killed; then one comes back."""
     rig.port.close()
     until("no scheduler", lambda: _refused(rig))

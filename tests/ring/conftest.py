@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from outfeed.ring import Doorbell, Ring, segment
+from outfeed.ring.instance import Instance
+
+from tests.ring.instances import config
 
 _count = itertools.count()
 
@@ -42,6 +45,14 @@ def make_ring(name: str) -> Iterator[Callable[..., Ring]]:
     for ring in made:
         ring.close()
         ring.unlink()
+
+
+@pytest.fixture
+def instance() -> Iterator[Instance]:
+    made = Instance.create(config(shards=3, readers=2))
+    yield made
+    made.remove()
+    made.close()
 
 
 ROOT = Path(__file__).resolve().parent.parent.parent

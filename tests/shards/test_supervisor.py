@@ -164,7 +164,7 @@ def test_pauses_double_up_to_their_limit(board: Board, make: Make) -> None:
         until("the shards to run", lambda: up(supervisor))
 
 
-def test_one_that_never_ran_is_not_tried_again(board: Board, make: Make) -> None:
+def test_one_that_never_ran_is_not_tried_again(make: Make) -> None:
     def cannot(shard: int) -> None:
         raise SystemExit(7)
 

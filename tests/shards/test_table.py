@@ -228,7 +228,7 @@ def test_what_is_no_table_is_refused(name: str, table_of: Tables) -> None:
             Kernel(TokenTable.open(wrong).buffer)
 
 
-def test_a_table_too_large_for_shared_memory_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_too_large_for_shared_memory_says_so(name: str) -> None:
     class Huge(bytes):
         def __len__(self) -> int:
             return 1 << 50
