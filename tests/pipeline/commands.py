@@ -1,7 +1,5 @@
 """Run the project's commands as a user does, and wait for what they lead to."""
 
-import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -26,7 +24,6 @@ def demo(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 LAUNCHER = (sys.executable, "-m", "outfeed.shards.launcher")
-NUMBERS = itertools.count()
 
 
 def start_launcher(instance: str, *options: str, launcher: Sequence[str] = LAUNCHER) -> subprocess.Popen[str]:
@@ -105,8 +102,3 @@ def is_alive(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def unique(name: str) -> str:
-    """Name an instance that no other test has."""
-    return f"t-{name}-{os.getpid()}-{next(NUMBERS)}"

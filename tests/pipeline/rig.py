@@ -18,8 +18,9 @@ from outfeed.sink import Done, Frame, Item
 from tokenizers import Tokenizer
 
 from tests.eventually import until
+from tests.instances import unique
 
-from .commands import LAUNCHER, launched, shard_pids, unique
+from .commands import LAUNCHER, launched, shard_pids
 
 
 class Rig:

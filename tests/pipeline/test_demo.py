@@ -10,8 +10,9 @@ import pytest
 from outfeed.ring.instance import leftovers
 
 from tests.eventually import until
+from tests.instances import unique
 
-from .commands import SCRIPTS, demo, is_running, launched, unique
+from .commands import SCRIPTS, demo, is_running, launched
 
 
 def test_every_stream_is_right_with_a_small_tokenizer(small_tokenizer: Path, small_text: Path) -> None:

@@ -18,7 +18,9 @@ from outfeed.ring.frames import Generate, LogprobOptions
 from outfeed.sink import Done, Error, Frame
 from tokenizers import Tokenizer
 
-from .commands import SCRIPTS, served, unique
+from tests.instances import unique
+
+from .commands import SCRIPTS, served
 
 torch = pytest.importorskip("torch", reason="the example engine needs PyTorch (extra `engine`)")
 pytest.importorskip("transformers", reason="the example engine needs transformers (extra `engine`)")

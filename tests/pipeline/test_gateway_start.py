@@ -10,7 +10,9 @@ from pathlib import Path
 from outfeed.gateway.server import listen
 from outfeed.ring.instance import leftovers
 
-from .commands import launched, unique
+from tests.instances import unique
+
+from .commands import launched
 
 
 def refused(instance: str, port: int = 0) -> str:

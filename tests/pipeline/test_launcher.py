@@ -16,8 +16,9 @@ from outfeed.ring.instance import Instance, leftovers
 from outfeed.shards.launcher import add_instance_arguments, instance_options
 
 from tests.eventually import until
+from tests.instances import unique
 
-from .commands import LAUNCHER, is_alive, is_running, launched, shard_pids, start_launcher, unique
+from .commands import LAUNCHER, is_alive, is_running, launched, shard_pids, start_launcher
 
 FORKLESS = str(Path(__file__).with_name("forkless.py"))
 SLOW_START = str(Path(__file__).with_name("slow_start.py"))

@@ -20,8 +20,9 @@ from outfeed.sink import Done
 from tokenizers import Tokenizer
 
 from tests.eventually import until
+from tests.instances import unique
 
-from .commands import launched, start_launcher, unique
+from .commands import launched, start_launcher
 from .rig import rest_of, running_rig
 
 

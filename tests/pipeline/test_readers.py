@@ -13,8 +13,9 @@ from outfeed.gateway.readers import NoReader, attach_reader
 from outfeed.ring.instance import InstanceGone, leftovers
 
 from tests.eventually import LIMIT_S
+from tests.instances import unique
 
-from .commands import launched, unique
+from .commands import launched
 
 ME = os.getpid()
 

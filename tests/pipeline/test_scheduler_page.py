@@ -20,7 +20,9 @@ from outfeed.sidecar import SchedulerPort
 from outfeed.sink import Done, Error, Frame
 from tokenizers import Tokenizer
 
-from .commands import launched, served, unique
+from tests.instances import unique
+
+from .commands import launched, served
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scheduler.md"
 

@@ -17,8 +17,9 @@ from outfeed.ring.board import Role
 from outfeed.ring.instance import Instance, InstanceGone, leftovers
 
 from tests.eventually import until
+from tests.instances import unique
 
-from .commands import SCRIPTS, launched, unique
+from .commands import SCRIPTS, launched
 
 
 def top(*options: str, width: int = 80) -> subprocess.CompletedProcess[str]:

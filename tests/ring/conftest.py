@@ -1,7 +1,5 @@
 """Names, rings and doorbells that clean up after themselves."""
 
-import itertools
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,15 +9,13 @@ import pytest
 from outfeed.ring import Doorbell, Ring, segment
 from outfeed.ring.instance import Instance
 
-from tests.ring.instances import config
-
-_count = itertools.count()
+from tests.instances import small_config, unique
 
 
 @pytest.fixture
 def name() -> Iterator[str]:
     """A segment name of this test alone; whatever starts with it is gone afterwards."""
-    prefix = f"outfeed-test-{os.getpid()}-{next(_count)}"
+    prefix = f"outfeed-{unique('segment')}"
     yield prefix
     for left in segment.listed(prefix):
         segment.unlink(left)
@@ -49,7 +45,7 @@ def make_ring(name: str) -> Iterator[Callable[..., Ring]]:
 
 @pytest.fixture
 def instance() -> Iterator[Instance]:
-    made = Instance.create(config(shards=3, readers=2))
+    made = Instance.create(small_config("ring", shards=3, readers=2))
     yield made
     made.remove()
     made.close()

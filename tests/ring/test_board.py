@@ -18,7 +18,7 @@ from outfeed.ring.names import (
 )
 from outfeed.ring.owner import Owner
 
-from tests.ring.instances import config
+from tests.instances import small_config
 
 
 def test_another_process_sees_what_the_instance_is(instance: Instance) -> None:
@@ -93,7 +93,7 @@ def test_the_launcher_knows_its_phase_by_itself(instance: Instance) -> None:
 
 
 def test_every_process_has_a_row_of_its_own() -> None:
-    made = Instance.create(config(shards=3, readers=2, ranks=4))
+    made = Instance.create(small_config("ring", shards=3, readers=2, ranks=4))
     rows = [row for role in Role for row in made.board.rows(role)]
     assert [(row._base - rows[0]._base) // 32 for row in rows] == list(range(1 + 4 + 3 + 2))
     assert {row.trouble() for row in rows} == {"is not running"}

@@ -35,8 +35,8 @@ from outfeed.ring.names import (
 from outfeed.ring.owner import Owner
 
 from tests.eventually import until
+from tests.instances import small_config
 from tests.limits import locks
-from tests.ring.instances import config
 
 LAUNCHER = 4  # the word of the header that names it
 
@@ -56,7 +56,7 @@ def test_an_unusable_instance_id_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("what", ["shards", "readers", "ranks"])
 def test_an_instance_that_nobody_could_attach_to_is_not_made(what: str) -> None:
-    wanted = config(**{what: 65})
+    wanted = small_config("ring", **{what: 65})
     with pytest.raises(ValueError, match=rf"<= 64.*{what}"):
         Instance.create(wanted)
     assert leftovers(wanted.instance) == []
@@ -80,7 +80,7 @@ def test_a_sweep_leaves_the_living_alone(instance: Instance) -> None:
 
 
 def test_what_a_killed_launcher_left_is_found_and_removed_by_the_next() -> None:
-    wanted = config()
+    wanted = small_config("ring")
     code = (
         "import os, signal, sys, msgspec; from outfeed.ring.instance import Instance;"
         "from outfeed.ring.board import InstanceConfig;"
@@ -98,7 +98,7 @@ def test_what_a_killed_launcher_left_is_found_and_removed_by_the_next() -> None:
 
 
 def test_an_instance_that_cannot_fit_leaves_nothing() -> None:
-    wanted = config(egress_bytes=1 << 30, readers=64, shards=64)
+    wanted = small_config("ring", egress_bytes=1 << 30, readers=64, shards=64)
     with pytest.raises((NoRoom, BadCapacity)):
         Instance.create(wanted)
     assert leftovers(wanted.instance) == []
@@ -119,7 +119,7 @@ def test_an_instance_without_room_tells_what_was_free_before_it_began(
 
     monkeypatch.setattr(Ring, "create", once)
     monkeypatch.setattr("outfeed.ring.instance.free_bytes", lambda: 5 if made else 1000)
-    wanted = config(shards=3, readers=2)
+    wanted = small_config("ring", shards=3, readers=2)
     with pytest.raises(NoRoom, match=f"instance {wanted.instance!r} needs .* where 1000 are free") as refused:
         Instance.create(wanted)
     assert refused.value.free == 1000
@@ -129,7 +129,7 @@ def test_an_instance_without_room_tells_what_was_free_before_it_began(
 @pytest.fixture
 def straggler() -> Iterator[Ring]:
     """What this process has of an instance whose launcher was killed; without it any start would sweep it."""
-    wanted, made = config(), os.pipe()
+    wanted, made = small_config("ring"), os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
@@ -178,7 +178,7 @@ def test_a_start_waits_for_processes_that_notice_later_that_their_launcher_is_de
             straggler.close()
 
     monkeypatch.setattr(time, "sleep", nap)
-    again = Instance.create(config(instance=of(straggler)))
+    again = Instance.create(small_config("ring", instance=of(straggler)))
     again.remove()
     again.close()
 
@@ -189,7 +189,7 @@ def test_a_process_that_never_lets_go_of_a_dead_instance_is_an_error_that_names_
     monkeypatch.setattr("outfeed.ring.instance.STRAGGLERS_S", 0.0)
     instance = of(straggler)
     with pytest.raises(InstanceRunning, match=rf"dead, but .*fuser -v /dev/shm/outfeed-{instance}\.\*"):
-        Instance.create(config(instance=instance))
+        Instance.create(small_config("ring", instance=instance))
 
 
 def test_a_live_instance_is_refused_at_once(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_nothing_is_made_or_removed_while_another_has_the_register(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outfeed.ring.instance.LONGEST_REGISTER_S", 0.0)
-    before, wanted = leftovers(instance.name), config()
+    before, wanted = leftovers(instance.name), small_config("ring")
     shm = segment.folder()
     fcntl.flock(shm, fcntl.LOCK_SH)
     for attempt in (lambda: Instance.create(wanted), instance.remove, sweep_dead):
@@ -230,7 +230,7 @@ def test_whatever_ends_the_making_of_an_instance_leaves_nothing_and_is_said_as_i
 
     monkeypatch.setattr(Board, "create", fail)
     monkeypatch.setattr("outfeed.ring.instance.free_bytes", lambda: 0)
-    wanted = config()
+    wanted = small_config("ring")
     with pytest.raises((KeyboardInterrupt, ValueError)):
         Instance.create(wanted)
     assert leftovers(wanted.instance) == []
@@ -289,7 +289,7 @@ def test_a_ring_has_lanes_for_who_writes_it_and_cursors_for_who_reads_it() -> No
         "step_bytes": 1 << 15,
         "egress_bytes": 1 << 16,
     }
-    made = Instance.create(config(shards=3, readers=2, ranks=4, **sizes))
+    made = Instance.create(small_config("ring", shards=3, readers=2, ranks=4, **sizes))
     with made.request() as request, made.control() as control, made.step() as step, made.egress(1) as egress:
         shapes = [(ring.lanes, ring.consumers, ring.capacity) for ring in (request, control, step, egress)]
         assert shapes == [(2, 1, 1 << 13), (2, 3, 1 << 14), (4, 3, 1 << 15), (3, 1, 1 << 16)]
