@@ -1,7 +1,7 @@
 """The endpoints: from an exchange to its answer, over a backend.
 
-Admission is here too: the API key and the drain. Whatever goes wrong inside is
-logged with the request's path and answered in the shape the endpoint's clients expect.
+Admission is here too: the API key and the drain. Whatever goes wrong inside is logged with the request's path
+and answered in the shape the endpoint's clients expect.
 """
 
 from __future__ import annotations
@@ -378,9 +378,8 @@ class App:
 
             def ended(_: object) -> None:
                 self._tasks.discard(task)
-                if (
-                    task.cancelled()
-                ):  # by `close`, perhaps before it had begun; a client that is gone gets nothing
+                # By `close`, perhaps before it had begun; a client that is gone gets nothing.
+                if task.cancelled():
                     self._fail(exchange, 503, STOPPING)
 
             exchange.on_gone = gone

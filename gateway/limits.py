@@ -37,7 +37,6 @@ class Limits:
     """A client that takes nothing of what is sent to it, not a byte; then it is cut off."""
     write_bytes: int = 64 << 10
     """Bytes that may wait in a connection's own buffer before what follows waits, and merges, in its sink."""
-
     answer_bytes: int = 32 << 20
     """A whole answer, or one event of a stream; above it the request is aborted, its client reads a 400."""
 

@@ -50,6 +50,10 @@ class Unavailable(Refused):
     type = "unavailable"
 
 
+class TicketClosed(ValueError):
+    """A ticket was used whose request has ended, or was never opened here."""
+
+
 def show(value: Any) -> str:
     """Describe a client's value in a message: short, printable ASCII or text, never a crash or a flood."""
     if value is None:
@@ -70,7 +74,3 @@ def show(value: Any) -> str:
     if isinstance(value, dict):
         return f"an object of {len(value)} keys"
     return f"a value of type {type(value).__name__}"
-
-
-class TicketClosed(ValueError):
-    """A ticket was used whose request has ended, or was never opened here."""

@@ -15,10 +15,12 @@ docs/ingress.md has the argument why this is sound.
 import math
 
 from .regex_classes import Mask
+from .regex_components import components
 from .regex_entries import entries_apart
 from .regex_knots import Knot
 from .regex_places import ANYWHERE, ASKS_NOTHING, UNLIMITED, Explosive, Front, Graph, TooComplex, completing
 from .regex_poly import Cost, Poly, add, highest, piled, times
+from .regex_trails import Trails
 from .regex_tree import allowed
 
 MAX_COUNT = 1e12
@@ -48,14 +50,13 @@ class _Analysis:
         self.left: list[Poly] = [()] * size
         """Ways to go on from it."""
         self.profiles: dict[int, Profile] = {}
-        self.enough = float(UNLIMITED)
-        """A trail as long as this need not be followed further."""
         self.sure = self._cannot_fail()
         self.again = self._in_hub_loops() if self.sure else set()
         """Positions that one way can come to again and again."""
         self.extra: dict[int, float] = {}
         """What a position bears of the cost of its loops' hubs."""
         self.shared = self._shared_hubs()
+        self.trails = Trails(graph, 0 in self.sure, self.step)
 
     def step(self, count: int = 1) -> None:
         self.steps += count
@@ -92,7 +93,7 @@ class _Analysis:
         else:
             self.profiles[0] = [(alphabet.all, (0.0, 1.0)), (alphabet.edge, (1.0,))]
             self.held[0] = self.left[0] = (0.0, 1.0)
-        for component in self._components():
+        for component in self._components(self.sure):
             if len(component) == 1 and (component[0] in self.sure or not self._returns(component[0])):
                 self._single(component[0])
             else:
@@ -106,63 +107,23 @@ class _Analysis:
         """Return the nodes on a loop through a hub, sure ones too."""
         if not self.graph.cyclic:
             return set()
-        sure, self.sure = self.sure, set()
-        components = self._components()
-        self.sure = sure
-        return {node for nodes in components if len(nodes) > 1 or self._returns(nodes[0]) for node in nodes}
+        loops = self._components(set())
+        return {node for nodes in loops if len(nodes) > 1 or self._returns(nodes[0]) for node in nodes}
 
-    def _components(self) -> list[list[int]]:
-        """Return the strongly connected components, predecessors first, without the sure positions' loops."""
+    def _components(self, sure: set[int]) -> list[list[int]]:
+        """Return the strongly connected components, predecessors first, without the loops of `sure` ones: a
+        sure position's number does not depend on any."""
         graph = self.graph
         size = len(graph.high)
         if not graph.cyclic:
             return [[node] for node in range(1, size)]
-        order: list[list[int]] = []
-        index = [0] * size
-        low = [0] * size
-        counter = 1
-        stack: list[int] = []
-        on_stack = [False] * size
-        for root in range(1, size):
-            if index[root]:
-                continue
-            work = [(root, iter(self._before(root)))]
-            index[root] = low[root] = counter
-            counter += 1
-            stack.append(root)
-            on_stack[root] = True
-            while work:
-                node, rest = work[-1]
-                for before in rest:
-                    if not index[before]:
-                        index[before] = low[before] = counter
-                        counter += 1
-                        stack.append(before)
-                        on_stack[before] = True
-                        work.append((before, iter(self._before(before))))
-                        break
-                    if on_stack[before]:
-                        low[node] = min(low[node], index[before])
-                else:
-                    work.pop()
-                    if work:
-                        low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                    if low[node] == index[node]:
-                        component = []
-                        while True:
-                            top = stack.pop()
-                            on_stack[top] = False
-                            component.append(top)
-                            if top == node:
-                                break
-                        order.append(component)
-        return order
 
-    def _before(self, node: int) -> list[int]:
-        """Return the nodes a node's ways come from; a sure position's number does not depend on any."""
-        if node in self.sure and self.graph.high[node]:
-            return []
-        return [edge[0] for edge in self.graph.preds[node] if edge[0]]
+        def before(node: int) -> list[int]:
+            if node in sure and graph.high[node]:
+                return []
+            return [edge[0] for edge in graph.preds[node] if edge[0]]
+
+        return components(size, before)
 
     # -- ways in
 
@@ -290,62 +251,8 @@ class _Analysis:
 
     def _overlap(self, node: int, entered: Front) -> float:
         """Bound how many places apart two ways can enter a loop over one class and both still be in it."""
-        self.enough = float(self.graph.most[node])
-        high = self.graph.high[node]
-        return 1.0 + self._trail(entered, high, high, {}, node)
-
-    def _trail(self, front: Front, next_high: Mask, high: Mask, seen: dict[int, float], loop: int) -> float:
-        """Return the longest run of characters of `high` with which one can come to a front."""
-        longest = 0.0
-        for source, _, guard, _ in front:
-            self.step()
-            before = allowed(guard, next_high & high)
-            if source == loop or not before:
-                continue
-            kind = self.graph.high[source]
-            if source == 0:
-                if 0 in self.sure or not high & before & self.graph.alphabet.all:
-                    continue  # It comes from the start of the text, once.
-                return float(UNLIMITED)
-            if kind == ANYWHERE:
-                return float(UNLIMITED)
-            if source in seen:
-                length = seen[source]
-            elif kind == 0:
-                seen[source] = float(UNLIMITED) if self.graph.cyclic else 0.0
-                length = self._trail(self.graph.preds[source], next_high, high, seen, loop)
-                seen[source] = length
-            elif not kind & high & before:
-                length = 0.0
-            else:
-                length = self._trail_through(source, high, seen, loop)
-                if length >= UNLIMITED:
-                    return length
-            longest = max(longest, length)
-            if longest >= self.enough:
-                break
-        return longest
-
-    def _trail_through(self, source: int, high: Mask, seen: dict[int, float], loop: int) -> float:
-        """Return the trail that ends with a position whose last character can be one of `high`."""
-        graph = self.graph
-        most = graph.most[source]
-        if most == UNLIMITED:
-            return float(UNLIMITED)
-        seen[source] = float(UNLIMITED)
-        kind, length = graph.high[source], float(most)
-        run = graph.runs.get(source)
-        if run is not None:
-            kind, length = run[0], 0.0
-            for mask in reversed(run):
-                if not mask & high:
-                    seen[source] = length
-                    return length
-                length += 1.0
-        if length < self.enough:
-            length += self._trail(graph.preds[source], kind, high, seen, loop)
-        seen[source] = length
-        return length
+        high, enough = self.graph.high[node], float(self.graph.most[node])
+        return 1.0 + self.trails.longest(entered, high, high, {}, node, enough)
 
     def _knot(self, component: list[int]) -> None:
         """Fill in a loop through hubs: each way in is in at most one way at each of its positions."""
@@ -363,10 +270,11 @@ class _Analysis:
         into = self._most(entering)
         overlap = 1.0
         if knot.entries_may_meet(self._lasts):
-            self.enough = float(UNLIMITED)
-            seen = dict.fromkeys(component, float(UNLIMITED))
+            endless = float(UNLIMITED)
+            seen = dict.fromkeys(component, endless)
             for _, _, outside in knot.doors:
-                overlap = max(overlap, 1.0 + self._trail(outside, knot.union, knot.union, seen, -2))
+                longest = self.trails.longest(outside, knot.union, knot.union, seen, -2, endless)
+                overlap = max(overlap, 1.0 + longest)
         held = self._held(into, overlap, UNLIMITED)
         for node in knot.places:
             self.held[node] = self.left[node] = held
@@ -405,56 +313,52 @@ class _Analysis:
     def _total(self) -> Cost:
         """Add up what every position costs, for the worst character at each place."""
         graph = self.graph
-        sums: dict[Mask, list[float]] = {}
-
-        def bear(mask: Mask, poly: Poly, nanoseconds: float) -> None:
-            held = sums.get(mask)
-            if held is None:
-                sums[mask] = [x * nanoseconds for x in poly]
-                return
-            held += [0.0] * (len(poly) - len(held))
-            for k, x in enumerate(poly):
-                held[k] += x * nanoseconds
-
-        alone = 0.0
-        for node, high in enumerate(graph.high):
-            spent = graph.spent[node]
-            if high > 0 and node:
-                if node in self.sure:
-                    # One way, at one position at a time: only the dearest counts.
-                    own = graph.scan[node]
-                    again = node in self.again
-                    alone = max(alone, own + (spent if again else 0.0))
-                    if not again:
-                        bear(self.all, (1.0,), spent)
-                    continue
-                run = graph.runs.get(node)
-                bear(high if run is None else run[0], self.held[node], graph.scan[node])
-                if run is not None:
-                    for mask, test in zip(run, graph.run_tests[node], strict=False):
-                        bear(mask, self.held[node], test.test)
-                bear(high, self.left[node], spent + self.extra.get(node, 0.0))
-            elif node and node not in self.shared:
-                for mask, poly in self._profile(node):
-                    bear(mask, poly, spent)
+        sums = _Sums()
+        # One way, at one position at a time: only the dearest counts.
+        alone = max([0.0, *(self._bear(node, sums) for node in range(len(graph.high)))])
         for (node, before), spent in graph.spent_after.items():
             if node in self.sure and node and graph.high[node] > 0:
                 alone += spent
                 continue
             for mask, poly in self._profile(node):
                 if mask & before:
-                    bear(mask & before, poly, spent)
+                    sums.bear(mask & before, poly, spent)
         for hub in self.shared:
             if any(edge[0] in self.sure for edge in graph.preds[hub]):
                 alone += graph.spent[hub] / graph.width[hub]
         # A search starts nowhere after the place where that one way began.
         starting = graph.spent[0]
         if 0 in self.sure:
-            bear(self.all, (starting, alone), 1.0)
+            sums.bear(self.all, (starting, alone), 1.0)
         else:
-            bear(self.all, (0.0, 1.0), max(alone, starting))
-        once = sum(held[0] for held in sums.values() if held)
-        by_mask = {mask: (0.0, *held[1:]) for mask, held in sums.items()}
+            sums.bear(self.all, (0.0, 1.0), max(alone, starting))
+        return Cost((sums.once(), *self._worst_place(sums.by_mask())[1:]))
+
+    def _bear(self, node: int, sums: "_Sums") -> float:
+        """Add what a node costs; return what is not added, as the one way of the sure positions bears it."""
+        graph = self.graph
+        high, spent = graph.high[node], graph.spent[node]
+        if not node or (high <= 0 and node in self.shared):
+            return 0.0
+        if high <= 0:
+            for mask, poly in self._profile(node):
+                sums.bear(mask, poly, spent)
+            return 0.0
+        if node in self.sure:
+            if node in self.again:
+                return graph.scan[node] + spent
+            sums.bear(self.all, (1.0,), spent)
+            return graph.scan[node]
+        run = graph.runs.get(node)
+        sums.bear(high if run is None else run[0], self.held[node], graph.scan[node])
+        if run is not None:
+            for mask, test in zip(run, graph.run_tests[node], strict=False):
+                sums.bear(mask, self.held[node], test.test)
+        sums.bear(high, self.left[node], spent + self.extra.get(node, 0.0))
+        return 0.0
+
+    def _worst_place(self, by_mask: dict[Mask, Poly]) -> Poly:
+        """Return what a place costs whose character is the worst there is."""
         wide = [(mask, poly) for mask, poly in by_mask.items() if mask & (mask - 1)]
         cells: Profile = []
         for mask, poly in wide:
@@ -464,7 +368,32 @@ class _Analysis:
             if mask & (mask - 1) == 0:
                 beside = next((other for cell, other in cells if cell & mask), ())
                 most = highest(most, add(poly, beside))
-        return Cost((once, *most[1:]))
+        return most
+
+
+class _Sums:
+    """Costs by the characters that they are for, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Mask, list[float]] = {}
+
+    def bear(self, mask: Mask, poly: Poly, nanoseconds: float) -> None:
+        """Add so much for each of `poly` ways, wherever a character of `mask` is."""
+        held = self._sums.get(mask)
+        if held is None:
+            self._sums[mask] = [x * nanoseconds for x in poly]
+            return
+        held += [0.0] * (len(poly) - len(held))
+        for k, x in enumerate(poly):
+            held[k] += x * nanoseconds
+
+    def once(self) -> float:
+        """Return what is spent once in the whole text."""
+        return sum(held[0] for held in self._sums.values() if held)
+
+    def by_mask(self) -> dict[Mask, Poly]:
+        """Return the rest: what is spent at places."""
+        return {mask: (0.0, *held[1:]) for mask, held in self._sums.items()}
 
 
 def _fewer(cells: Profile) -> Profile:

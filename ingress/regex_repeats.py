@@ -123,20 +123,17 @@ class Repeats(Places):
     def _class_repeat(
         self, op: Any, least: int, most: int, unit: Unit, front: Front, flags: int, extra: float = 0.0
     ) -> Front:
-        test = self._class(unit, flags)
-        low, high = of = (test.low, test.high)
         trust = PLAIN
         if least == most == 1:
             self._spend(front, REPEAT_ONE_NS)
             front = self._unit(unit, front, flags)
             self._spend(front, KEPT_EXIT_NS)
             return front
-        if not high:
+        test = self._class(unit, flags)
+        if not test.high:
             return front if least == 0 else []
-        alphabet = self._alphabet
-        possessive = op is sre.POSSESSIVE_REPEAT
         # In a loop a count tells apart what a loop of the class would not.
-        small = 24 if possessive else 12 if self._in_loop else 2 if least == most else 0
+        small = 24 if op is sre.POSSESSIVE_REPEAT else 12 if self._in_loop else 2 if least == most else 0
         if most <= small:
             return self._class_written_out(op, least, most, unit, front, flags)
         if most != UNLIMITED and self._in_loop:
@@ -144,6 +141,15 @@ class Repeats(Places):
             most = UNLIMITED
             least = min(least, 2)
             trust = ASKS_NOTHING
+        return self._class_loop(op, least, most, test, front, extra, trust)
+
+    def _class_loop(
+        self, op: Any, least: int, most: int, test: Check, front: Front, extra: float, trust: int
+    ) -> Front:
+        """Lay out a repeat of one class as a position that loops, after one for what must be there."""
+        alphabet = self._alphabet
+        low, high = of = (test.low, test.high)
+        possessive = op is sre.POSSESSIVE_REPEAT
         lazy = op is sre.MIN_REPEAT and least != most
         # A lazy repeat counts what must be there as any other does, and then looks at one character a time.
         besides = extra + (LAZY_NS + test.step if lazy else 0.0)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import _worst
-from .regex_cells import NO_TAILS, Beyond, Cells, Kinds
+from .regex_cells import NO_TAILS, Beyond, Cells, Kinds, Trial
 from .regex_classes import Mask
 from .regex_cuts import Tail, sure_tails
 from .regex_places import Graph
@@ -150,16 +150,7 @@ def core_pattern(cells: Cells, kinds: Kinds) -> tuple[Any, list[Any]]:
     give("cut_cell", "H", [one.cell for one in cells.cuts])
     give("cut_most", "f", [one.most for one in cells.cuts])
     trials = sorted(cells.trials, key=lambda trial: trial.cell)
-    numbers: dict[int, int] = {}
-    prices: list[float] = [0.0] * len(kinds.masks)
-    tests = []
-    for trial in trials:
-        number = 0
-        if trial.test is not None:
-            number = numbers.setdefault(id(trial.test), len(numbers) + 1)
-            if number * len(kinds.masks) == len(prices):
-                prices += kinds.prices(trial.test)
-        tests.append(number)
+    tests, prices = _numbered(trials, kinds)
     pattern.trials = len(trials)
     give("trial_cell", "H", [trial.cell for trial in trials])
     give("trial_ways", "f", [trial.ways for trial in trials])
@@ -168,9 +159,24 @@ def core_pattern(cells: Cells, kinds: Kinds) -> tuple[Any, list[Any]]:
     give("trial_besides", "f", [trial.besides for trial in trials])
     give("trial_test", "H", tests)
     give("prices", "f", prices)
-    pattern.tests = len(numbers) + 1
+    pattern.tests = len(prices) // len(kinds.masks)
     give("alike", "B", kinds.alike)
     return pattern, kept
+
+
+def _numbered(trials: list[Trial], kinds: Kinds) -> tuple[list[int], list[float]]:
+    """Return the number of each trial's test, 0 for none, and what the tests cost, by number and kind."""
+    numbers: dict[int, int] = {}
+    prices = [0.0] * len(kinds.masks)
+    tests = []
+    for trial in trials:
+        number = 0
+        if trial.test is not None:
+            number = numbers.setdefault(id(trial.test), len(numbers) + 1)
+            if number * len(kinds.masks) == len(prices):
+                prices += kinds.prices(trial.test)
+        tests.append(number)
+    return tests, prices
 
 
 _TYPES = {"Q": "uint64_t[]", "f": "float[]", "B": "uint8_t[]", "H": "uint16_t[]"}

@@ -54,7 +54,6 @@ GENERATE_FIELDS = (
     "return_hidden_states",
 )
 
-
 OTHER_SERVERS_FIELDS = frozenset(
     (
         "audio_data",
@@ -406,14 +405,7 @@ def _logprobs(body: Mapping[str, Any], count: int, batch: bool, model: Model) ->
     return [LogprobOptions(**shared, **dict(zip(columns, row, strict=True))) for row in rows]
 
 
-_LOGPROB_FIELDS: dict[str, Any] = {
-    "return_logprob": False,
-    "top_logprobs_num": 0,
-    "token_ids_logprob": [],
-    "logprob_start_len": -1,
-    "return_text_in_logprobs": False,
-    "return_hidden_states": False,
-}
+_LOGPROB_FIELDS: dict[str, Any] = msgspec.structs.asdict(LogprobOptions())
 """The fields of LogprobOptions and what each is by default."""
 
 

@@ -35,8 +35,8 @@ LONGEST_LINEAR_TEXT = 32_000
 MAX_ENUMERATED = 100_000
 """The engine's compiler walks through every character of a class's ranges: at most so many per pattern."""
 
-
 CACHED = 512
+"""Patterns that are kept with what is known of them."""
 MAX_EFFORT = 20_000
 """What the analysis of all patterns of a request may take, in about microseconds of a quiet machine. The
 pattern that comes to it is still analysed, so a request takes that of one pattern more."""
@@ -67,7 +67,6 @@ class Admission:
     window: int
     cost: Cost | None
     why: str
-
     longest: int
     """A text of so many characters may be searched (see `_longest`); -1 for none at all."""
     work: int

@@ -41,6 +41,7 @@ from ._body import (
 )
 from ._core import lib
 from .checked import MAX_ROWS, PREFIX, BadBatch, Checked, check_batch
+from .columns import I32, I32_TYPE, U32, U32_TYPE, U64, U64_TYPE
 from .families import FAMILIES, Families, TokenTexts, encode_family, encode_texts, spans
 from .finish import FinishReason
 from .frames import Buffer
@@ -60,17 +61,7 @@ __all__ = [
     "join_steps",
 ]
 
-U64 = NDArray[np.uint64]
-U32 = NDArray[np.uint32]
-I32 = NDArray[np.int32]
-
-# Compare with ==, which knows the byte order; not with `is`: an unpickled array has a dtype of its own.
-_U64: Final = np.dtype("<u8")
-_U32: Final = np.dtype("<u4")
-_I32: Final = np.dtype("<i4")
 _PADS: Final = tuple(bytes(n) for n in range(8))
-
-
 _VIEWS: Final = frozenset(("routes", "first", "counts", "prompt_tokens", "ids", "generated"))
 
 _check: Final = lib.outfeed_check
@@ -183,11 +174,11 @@ class Batch:
             if name not in _VIEWS or self._core is None:
                 raise AttributeError(f"a Batch has no {name!r}")
             raw, at, rows, tokens = self._core
-            self.routes = np.frombuffer(raw, _U64, rows, at)
-            self.first = np.frombuffer(raw, _U32, rows, at + FIRST_AT * rows)
-            self.counts = np.frombuffer(raw, _U32, rows, at + COUNTS_AT * rows)
-            self.prompt_tokens = np.frombuffer(raw, _U32, rows, at + PROMPT_TOKENS_AT * rows)
-            self.ids = np.frombuffer(raw, _I32, tokens, at + ROW_BYTES * rows)
+            self.routes = np.frombuffer(raw, U64_TYPE, rows, at)
+            self.first = np.frombuffer(raw, U32_TYPE, rows, at + FIRST_AT * rows)
+            self.counts = np.frombuffer(raw, U32_TYPE, rows, at + COUNTS_AT * rows)
+            self.prompt_tokens = np.frombuffer(raw, U32_TYPE, rows, at + PROMPT_TOKENS_AT * rows)
+            self.ids = np.frombuffer(raw, I32_TYPE, tokens, at + ROW_BYTES * rows)
             if self.text_lens is None:
                 self.generated = self.counts
             return getattr(self, name)
@@ -315,8 +306,8 @@ def as_batch(step: Checked) -> Batch:
     batch = Batch.of_core(step.stamp_ns, core, step.finishes, step.families)
     if step.text_at is not None and step.text_bytes is not None:
         at = step.text_at
-        batch.generated = np.frombuffer(raw, _U32, rows, at)
-        batch.text_lens = np.frombuffer(raw, _U32, rows, at + TEXT_LENS_AT * rows)
+        batch.generated = np.frombuffer(raw, U32_TYPE, rows, at)
+        batch.text_lens = np.frombuffer(raw, U32_TYPE, rows, at + TEXT_LENS_AT * rows)
         text = at + EGRESS_ROW_BYTES * rows
         batch.text = raw[text : text + step.text_bytes]
         batch.texts, batch.ended = step.texts, step.ended
@@ -347,8 +338,8 @@ def _add_text(
     if generated is None or text_lens is None or text is None:
         raise ValueError("the egress form needs generated, text_lens and text together")
     for name, column in (("generated", generated), ("text_lens", text_lens)):
-        if column.dtype != _U32 or len(column) != rows:
-            raise ValueError(f"{name} is {column.dtype}[{len(column)}], not {_U32}[{rows}]")
+        if column.dtype != U32_TYPE or len(column) != rows:
+            raise ValueError(f"{name} is {column.dtype}[{len(column)}], not {U32_TYPE}[{rows}]")
     text_bytes = text.nbytes if isinstance(text, np.ndarray | memoryview) else len(text)
     total = int(np.add.reduce(text_lens))
     if total != text_bytes:
@@ -395,9 +386,9 @@ def _header(
 def _check_core(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) -> None:
     """Raise ValueError unless the core columns fit each other."""
     if not (
-        routes.dtype == _U64
-        and first.dtype == counts.dtype == prompt_tokens.dtype == _U32
-        and ids.dtype == _I32
+        routes.dtype == U64_TYPE
+        and first.dtype == counts.dtype == prompt_tokens.dtype == U32_TYPE
+        and ids.dtype == I32_TYPE
         and len(first) == len(counts) == len(prompt_tokens) == len(routes) <= MAX_ROWS
     ):
         raise ValueError(_misfit(routes, first, counts, prompt_tokens, ids))
@@ -426,11 +417,11 @@ def _misfit(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) 
     if rows > MAX_ROWS:
         return f"{rows} rows in a BATCH; at most {MAX_ROWS}: split the step"
     for name, column, dtype in (
-        ("routes", routes, _U64),
-        ("first", first, _U32),
-        ("counts", counts, _U32),
-        ("prompt_tokens", prompt_tokens, _U32),
-        ("ids", ids, _I32),
+        ("routes", routes, U64_TYPE),
+        ("first", first, U32_TYPE),
+        ("counts", counts, U32_TYPE),
+        ("prompt_tokens", prompt_tokens, U32_TYPE),
+        ("ids", ids, I32_TYPE),
     ):
         expected = len(ids) if name == "ids" else rows
         if column.dtype != dtype or len(column) != expected:

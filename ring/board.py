@@ -28,6 +28,7 @@ import time
 from array import array
 from enum import IntEnum, StrEnum
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, Final
 from zlib import crc32
 
@@ -269,6 +270,7 @@ class Board:
         self._words = memoryview(segment.memory).cast("Q")
         # header and configuration, if this process made them
         self._kept: tuple[bytearray, bytes] | None = None
+        self._places = _places(config)
         self.config = config
 
     @classmethod
@@ -352,29 +354,17 @@ class Board:
         Raises:
             IndexError: the instance has no such process.
         """
-        config = self.config
-        base, count = {
-            Role.LAUNCHER: (0, 1),
-            Role.SCHEDULER: (1, config.ranks),
-            Role.SHARD: (1 + config.ranks, config.shards),
-            Role.READER: (1 + config.ranks + config.shards, config.readers),
-        }[role]
+        first, count = self._places[role]
         if not 0 <= index < count:
             raise IndexError(
-                f"instance {config.instance!r} has {count} {role} process(es), no number {index}"
+                f"instance {self.config.instance!r} has {count} {role} process(es), no number {index}"
             )
-        return BoardRow(self._words, _ROWS_AT // 8 + (base + index) * _ROW_WORDS, role, index)
+        return BoardRow(self._words, _ROWS_AT // 8 + (first + index) * _ROW_WORDS, role, index)
 
     def rows(self, role: Role) -> list[BoardRow]:
         """Return the rows of every process of that role."""
-        config = self.config
-        counts = {
-            Role.LAUNCHER: 1,
-            Role.SCHEDULER: config.ranks,
-            Role.SHARD: config.shards,
-            Role.READER: config.readers,
-        }
-        return [self.row(role, index) for index in range(counts[role])]
+        _, count = self._places[role]
+        return [self.row(role, index) for index in range(count)]
 
     def close(self) -> None:
         """Let go of the board; the segment stays."""
@@ -397,8 +387,20 @@ def _store(memory: mmap.mmap, header: bytearray, data: bytes) -> None:
     memory[_CONFIG_AT : _CONFIG_AT + len(data)] = data
 
 
+def _places(config: InstanceConfig) -> dict[Role, tuple[int, int]]:
+    """Return, by role, which row is the first of its processes, and how many they are."""
+    counts = {
+        Role.LAUNCHER: 1,
+        Role.SCHEDULER: config.ranks,
+        Role.SHARD: config.shards,
+        Role.READER: config.readers,
+    }
+    firsts = accumulate(counts.values(), initial=0)
+    return {role: (first, count) for first, (role, count) in zip(firsts, counts.items(), strict=False)}
+
+
 def _rows(config: InstanceConfig) -> int:
-    return 1 + config.ranks + config.shards + config.readers
+    return sum(count for _, count in _places(config).values())
 
 
 def _read_config(segment: Segment, name: str) -> InstanceConfig:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ._body import (
     COUNTS_AT,
@@ -24,13 +23,12 @@ from ._body import (
     plain,
     probe,
 )
+from .columns import U64, U64_TYPE, BadColumns, check_utf8
 from .families import (
     FAMILIES,
     MAX_COUNT,
-    BadColumns,
     Families,
     TokenTexts,
-    check_utf8,
     decode_family,
     decode_texts,
     family_bytes,
@@ -42,9 +40,6 @@ from .frames import BadFrame, Buffer
 MAX_ROWS: Final = 1 << 20
 MAX_STAMP: Final = (1 << 64) - 1
 
-U64 = NDArray[np.uint64]
-
-U64_TYPE: Final = np.dtype("<u8")
 PREFIX: Final = struct.Struct("<IIQ")
 
 

@@ -18,8 +18,7 @@ NaN. Each family's header entry is the three numbers that size it: [k, p, e], [k
 [k, m, bytes]; nil when it is absent.
 """
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -27,19 +26,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._core import lib
-
-U32 = NDArray[np.uint32]
-I32 = NDArray[np.int32]
-F32 = NDArray[np.float32]
-
-U32_TYPE: Final = np.dtype("<u4")
-I32_TYPE: Final = np.dtype("<i4")
-F32_TYPE: Final = np.dtype("<f4")
+from .columns import (
+    F32,
+    F32_TYPE,
+    I32,
+    I32_TYPE,
+    U32,
+    U32_TYPE,
+    BadColumns,
+    check_ascending,
+    check_same,
+    check_text,
+    total_of,
+    typed,
+)
 
 MAX_COUNT: Final = (1 << 31) - 1
-_NOTHING: Final = np.empty(0, I32_TYPE)
-# What numpy raises for what is no array, and torch for a tensor that it does not hand out.
-_UNREADABLE: Final = (TypeError, ValueError, RuntimeError)
 
 _sum: Final = lib.outfeed_sum_u32
 _ascends: Final = lib.outfeed_ascending_u32
@@ -68,10 +70,6 @@ RAGGED: Final = frozenset(
         Kind.INPUT_IDS_LOGPROBS,
     )
 )
-
-
-class BadColumns(ValueError):
-    """Columns that do not fit their header or each other."""
 
 
 class Family:
@@ -176,151 +174,13 @@ def wanted_ids(families: Families, rows: ArrayLike, of: int) -> I32:
     return np.unique(np.concatenate(found)) if found else np.empty(0, I32_TYPE)
 
 
-def flat_family(rows: Iterable[tuple[int, ArrayLike, ArrayLike]]) -> Family | None:
-    """Build output or input logprobs from (row, values, ids), rows ascending; None when there are none.
-
-    A value of None is NaN. Raises BadColumns, as all makers here: not as many values as ids, no numbers, no
-    whole numbers of their types.
-    """
-    listed = [(row, _pair(row, values, ids)) for row, values, ids in rows]
-    if not listed:
-        return None
-    return Family(
-        _rows([row for row, _ in listed]),
-        np.array([len(values) for _, (values, _) in listed], U32_TYPE),
-        _real([values for _, (values, _) in listed]),
-        _whole([ids for _, (_, ids) in listed]),
-    )
-
-
-def ragged_family(
-    rows: Iterable[tuple[int, Sequence[tuple[ArrayLike, ArrayLike] | None]]],
-) -> Family | None:
-    """Build a top-k or token-id family from (row, positions), a position being (values, ids) or None."""
-    listed = list(rows)
-    if not listed:
-        return None
-    try:
-        entries = [
-            (_NOTHING, _NOTHING) if position is None else _pair(row, *position)
-            for row, positions in listed
-            for position in positions
-        ]
-    except BadColumns:
-        raise
-    except (TypeError, ValueError) as error:  # one of them is not what is taken apart here
-        raise BadColumns(
-            "a row or a position is of another shape: expected rows of (row, positions), each position "
-            "(values, ids) or None"
-        ) from error
-    return Family(
-        _rows([row for row, _ in listed]),
-        np.array([len(positions) for _, positions in listed], U32_TYPE),
-        _real([values for values, _ in entries]),
-        _whole([ids for _, ids in entries]),
-        np.array([len(values) for values, _ in entries], U32_TYPE),
-    )
-
-
-def hidden_family(rows: Iterable[tuple[int, ArrayLike]]) -> Family | None:
-    """Build hidden states from (row, f32[vectors, width]); all rows have one width."""
-    listed = []
-    for row, given in rows:
-        try:
-            vectors = np.asarray(given)
-        except _UNREADABLE as error:
-            raise _unreadable(row, error) from error
-        if vectors.ndim != 2 or vectors.shape[1] == 0:
-            raise BadColumns(
-                f"hidden states of row {row} have shape {vectors.shape}: expected (vectors, width)"
-            )
-        listed.append((row, vectors))
-    if not listed:
-        return None
-    widths = {vectors.shape[1] for _, vectors in listed}
-    if len(widths) != 1:
-        raise BadColumns(f"hidden states of one batch have widths {sorted(widths)}; expected one")
-    return Family(
-        _rows([row for row, _ in listed]),
-        np.array([len(vectors) for _, vectors in listed], U32_TYPE),
-        _real([vectors.reshape(-1) for _, vectors in listed]),
-        width=widths.pop(),
-    )
-
-
-def _pair(row: int, values: ArrayLike, ids: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return values and ids as arrays: numbers as they came, since converting all at once is cheaper."""
-    try:
-        found, named = np.asarray(values), np.asarray(ids)
-        if len(found) == len(named):
-            return found, named
-    except _UNREADABLE as error:
-        raise _unreadable(row, error) from error
-    raise BadColumns(f"row {row} has {len(found)} values for {len(named)} ids: expected one for each")
-
-
-def _unreadable(row: int, error: Exception) -> BadColumns:
-    return BadColumns(
-        f"row {row} has what numpy cannot read: {error} (of a torch tensor give .float().cpu().numpy())"
-    )
-
-
-def _rows(numbers: list[int]) -> U32:
-    try:
-        return np.frombuffer(array("I", numbers), U32_TYPE)
-    except (TypeError, OverflowError) as error:
-        raise BadColumns(f"rows {numbers}: {error}: expected whole numbers from 0") from error
-
-
-def _joined(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Join the columns of rows."""
-    try:
-        found = np.concatenate(parts) if parts else _NOTHING
-    except ValueError as error:
-        raise BadColumns(f"{name}: {error}") from error
-    if found.ndim != 1:
-        raise BadColumns(f"{name} have {found.ndim} dimensions: expected one")
-    return found
-
-
-def _real(parts: list[NDArray[Any]]) -> F32:
-    """Join values as f32."""
-    found = _joined("values", parts)
-    if found.dtype.kind not in "fiuO" and not np.can_cast(found.dtype, F32_TYPE, "same_kind"):
-        raise BadColumns(f"values have dtype {found.dtype}: expected numbers")
-    try:
-        return found.astype(F32_TYPE, copy=False)
-    except (TypeError, ValueError) as error:
-        raise BadColumns(f"values: {error}: expected numbers, or None") from error
-
-
-def _whole(parts: list[NDArray[Any]]) -> I32:
-    """Join ids as i32."""
-    found = _joined("ids", parts)
-    if found.dtype.kind not in "iu":  # an empty list is of floats for numpy
-        found = _joined("ids", [part for part in parts if part.size])
-        if found.dtype.kind not in "iu":
-            raise BadColumns(f"ids have dtype {found.dtype}: expected whole numbers")
-    return found if found.dtype == I32_TYPE else narrowed(found, I32_TYPE, "ids")
-
-
-def narrowed(found: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
-    """Return whole numbers as another type of such; BadColumns names the first that it cannot hold."""
-    narrow = found.astype(dtype, copy=False)
-    wrong = narrow != found
-    if wrong.any():
-        place, limits = int(wrong.argmax()), np.iinfo(dtype)
-        raise BadColumns(f"{name}[{place}] is {found[place]}: expected {limits.min} to {limits.max}")
-    return narrow
-
-
 def encode_family(
     kind: int, family: Family, batch_rows: int
 ) -> tuple[tuple[int, int, int], list[NDArray[Any]]]:
     """Return a family's header entry and columns; BadColumns when they do not fit."""
     name = _NAMES[kind]
-    columns: list[NDArray[Any]] = [_typed(name, family.rows, U32_TYPE), _typed(name, family.counts, U32_TYPE)]
-    k, positions = len(family.rows), _total(family.counts)
+    columns: list[NDArray[Any]] = [typed(name, family.rows, U32_TYPE), typed(name, family.counts, U32_TYPE)]
+    k, positions = len(family.rows), total_of(family.counts)
     _check_rows(name, family.rows, family.counts, batch_rows)
     if (family.lengths is not None) != (kind in RAGGED) or (family.ids is None) != (
         kind == Kind.HIDDEN_STATES
@@ -328,17 +188,17 @@ def encode_family(
         raise BadColumns(f"{name}: the family given is of another kind")
     entries = third = positions
     if family.lengths is not None:
-        entries = third = _total(family.lengths)
-        _same(name, "positions", positions, "lengths", len(family.lengths))
-        columns.append(_typed(name, family.lengths, U32_TYPE))
+        entries = third = total_of(family.lengths)
+        check_same(name, "positions", positions, "lengths", len(family.lengths))
+        columns.append(typed(name, family.lengths, U32_TYPE))
     if family.ids is None:
         _has_width(name, positions, family.width)
         third, entries = family.width, positions * family.width
-    _same(name, "entries", entries, "values", len(family.values))
-    columns.append(_typed(name, family.values, F32_TYPE))
+    check_same(name, "entries", entries, "values", len(family.values))
+    columns.append(typed(name, family.values, F32_TYPE))
     if family.ids is not None:
-        _same(name, "entries", entries, "ids", len(family.ids))
-        columns.append(_typed(name, family.ids, I32_TYPE))
+        check_same(name, "entries", entries, "ids", len(family.ids))
+        columns.append(typed(name, family.ids, I32_TYPE))
     return (k, positions, third), columns
 
 
@@ -346,15 +206,15 @@ def encode_texts(
     texts: TokenTexts, batch_rows: int
 ) -> tuple[tuple[int, int, int], list[NDArray[Any] | bytes]]:
     """Return the header entry and columns of the token texts; BadColumns when they do not fit."""
-    _ascending("token_texts rows", texts.rows, batch_rows)
-    _ascending("token_texts ids", texts.ids, None)
-    _same("token_texts", "ids", len(texts.ids), "lens", len(texts.lens))
-    _same("token_texts", "sum of lens", _total(texts.lens), "bytes", len(texts.text))
+    check_ascending("token_texts rows", texts.rows, batch_rows)
+    check_ascending("token_texts ids", texts.ids, None)
+    check_same("token_texts", "ids", len(texts.ids), "lens", len(texts.lens))
+    check_same("token_texts", "sum of lens", total_of(texts.lens), "bytes", len(texts.text))
     check_text("token_texts", texts.text, texts.lens)
     columns: list[NDArray[Any] | bytes] = [
-        _typed("token_texts", texts.rows, U32_TYPE),
-        _typed("token_texts", texts.ids, I32_TYPE),
-        _typed("token_texts", texts.lens, U32_TYPE),
+        typed("token_texts", texts.rows, U32_TYPE),
+        typed("token_texts", texts.ids, I32_TYPE),
+        typed("token_texts", texts.lens, U32_TYPE),
         texts.text,
         bytes(-len(texts.text) % 4),
     ]
@@ -390,17 +250,17 @@ def decode_family(kind: int, entry: tuple[int, int, int], body: bytes, at: int, 
     k, positions, third = entry
     rows: U32 = np.frombuffer(body, U32_TYPE, k, at)
     counts: U32 = np.frombuffer(body, U32_TYPE, k, at + 4 * k)
-    # The same checks as `_ascending` and `_total`, over the body itself: ten times cheaper for a few rows.
+    # As `check_ascending` and `total_of` do, over the body itself: ten times cheaper for a few rows.
     if not _ascends(body, len(body), at, k, batch_rows):
-        _ascending(f"{name} rows", rows, batch_rows)
-    _same(name, "sum of counts", _sum(body, len(body), at + 4 * k, k), "positions", positions)
+        check_ascending(f"{name} rows", rows, batch_rows)
+    check_same(name, "sum of counts", _sum(body, len(body), at + 4 * k, k), "positions", positions)
     at += 8 * k
     if kind == Kind.HIDDEN_STATES:
         return Family(rows, counts, np.frombuffer(body, F32_TYPE, positions * third, at), width=third)
     lengths: U32 | None = None
     if kind in RAGGED:
         lengths = np.frombuffer(body, U32_TYPE, positions, at)
-        _same(name, "sum of lengths", _sum(body, len(body), at, positions), "entries", third)
+        check_same(name, "sum of lengths", _sum(body, len(body), at, positions), "entries", third)
         at += 4 * positions
     values: F32 = np.frombuffer(body, F32_TYPE, third, at)
     return Family(rows, counts, values, np.frombuffer(body, I32_TYPE, third, at + 4 * third), lengths)
@@ -414,66 +274,19 @@ def decode_texts(entry: tuple[int, int, int], body: bytes, at: int, batch_rows: 
     lens: U32 = np.frombuffer(body, U32_TYPE, count, at + 4 * (k + count))
     start = at + 4 * (k + 2 * count)
     text = body[start : start + size]
-    _ascending("token_texts rows", rows, batch_rows)
-    _ascending("token_texts ids", ids, None)
-    _same("token_texts", "sum of lens", _total(lens), "bytes", size)
+    check_ascending("token_texts rows", rows, batch_rows)
+    check_ascending("token_texts ids", ids, None)
+    check_same("token_texts", "sum of lens", total_of(lens), "bytes", size)
     check_text("token_texts", text, lens)
     return TokenTexts(rows, ids, lens, text)
 
 
-def check_text(name: str, text: bytes, lens: U32) -> None:
-    """Check that a text column is UTF-8 and that no row's part begins inside a character."""
-    starts = np.cumsum(lens, dtype=np.int64)
-    starts = starts[starts < len(text)]
-    inside = starts[(np.frombuffer(text, np.uint8)[starts] & 0xC0) == 0x80]
-    check_utf8(name, text, int(inside[0]) if inside.size else -1)
-
-
-def check_utf8(name: str, text: bytes, inside: int) -> None:
-    """Check that a text column is UTF-8; `inside` is where a part of it begins inside a character, or -1."""
-    if text.isascii():
-        return
-    try:
-        str(text, "utf-8")
-    except UnicodeDecodeError as error:
-        raise BadColumns(f"{name}: not UTF-8 at byte {error.start}: {error.reason}") from error
-    if inside >= 0:
-        raise BadColumns(f"{name}: a part begins inside a character, at byte {inside}")
-
-
 def _check_rows(name: str, rows: U32, counts: U32, batch_rows: int) -> None:
-    _same(name, "rows", len(rows), "counts", len(counts))
-    _ascending(f"{name} rows", rows, batch_rows)
+    check_same(name, "rows", len(rows), "counts", len(counts))
+    check_ascending(f"{name} rows", rows, batch_rows)
 
 
 def _has_width(name: str, positions: int, width: int) -> None:
     # Else no byte of a body would bound its positions, and who takes rows out makes room for each.
     if width == 0:
         raise BadColumns(f"{name}: {positions} positions of width 0")
-
-
-def _ascending(name: str, column: NDArray[Any], limit: int | None) -> None:
-    if len(column) == 0:
-        return
-    if not bool((column[1:] > column[:-1]).all()):
-        raise BadColumns(f"{name}: not ascending")
-    if limit is not None and int(column[-1]) >= limit:
-        raise BadColumns(f"{name}: {int(column[-1])} in a batch of {limit} rows")
-
-
-def _total(column: U32) -> int:
-    # u32 elements added up in u64: fewer than 2^31 of them cannot overflow it.
-    return int(np.add.reduce(column, dtype=np.uint64))
-
-
-def _same(name: str, what: str, value: int, other: str, expected: int) -> None:
-    if value != expected:
-        raise BadColumns(f"{name}: {what} {value}, {other} {expected}")
-
-
-def _typed(name: str, column: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if not isinstance(column, np.ndarray):
-        raise BadColumns(f"{name}: a column is a {type(column).__name__}, not an array of {dtype}")
-    if column.dtype != dtype or column.ndim != 1:
-        raise BadColumns(f"{name}: a column is {column.dtype}[{column.ndim}d], not {dtype}[1d]")
-    return np.ascontiguousarray(column)

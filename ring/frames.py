@@ -99,7 +99,7 @@ class ErrorFrame(msgspec.Struct, array_like=True, frozen=True, gc=False):
     running: bool = False
 
 
-class LogprobOptions(msgspec.Struct, array_like=True, frozen=True, omit_defaults=False):
+class LogprobOptions(msgspec.Struct, array_like=True, frozen=True):
     """What a request wants to know beside its tokens (the field's names and defaults)."""
 
     return_logprob: bool = False

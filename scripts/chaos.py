@@ -206,7 +206,7 @@ class Chaos:
     def _kill_scheduler(self) -> None:
         self._scheduler().kill()
         self._scheduler().wait()
-        before = sum(self.tally.ends.values())
+        before = self._ended()
         self.pipeline.start_scheduler()
         self._until("streams to end again after the scheduler's death", lambda: self._ended() > before + 5)
 

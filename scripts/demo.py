@@ -119,10 +119,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-async def follow(front: Front, outcome: Outcome, logprobs: int, started: asyncio.Event) -> None:
+async def follow(front: Front, outcome: Outcome, logprobs: int) -> None:
     """Submit one request and read its stream to the end."""
     case = outcome.case
-    await started.wait()
     body = {"rid": case.rid, "input_ids": case.prompt, "sampling_params": case.params, "stream": True}
     if logprobs:
         body |= {"return_logprob": True, "top_logprobs_num": logprobs}
@@ -169,10 +168,8 @@ async def stream_all(
     front: Front, outcomes: list[Outcome], logprobs: int, pipeline: Pipeline, show: Console | None
 ) -> float:
     """Stream every case at once; return the seconds it took."""
-    started = asyncio.Event()
-    tasks = [asyncio.create_task(follow(front, outcome, logprobs, started)) for outcome in outcomes]
     begin = time.monotonic()
-    started.set()
+    tasks = [asyncio.create_task(follow(front, outcome, logprobs)) for outcome in outcomes]
     display = Display(outcomes, show) if show else None
     live = Live(console=show, refresh_per_second=10) if show else None
     if live:

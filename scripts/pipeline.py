@@ -166,5 +166,5 @@ class Pipeline:
     def _died(self, what: str, process: subprocess.Popen[str]) -> str:
         self.said.seek(0)
         # The command that runs this one says its own name.
-        said = re.sub(r"^(launch|replay): ", "", self.said.read().strip(), flags=re.MULTILINE)
+        said = re.sub(r"^outfeed-(launch|replay): ", "", self.said.read().strip(), flags=re.MULTILINE)
         return said or f"{what} ended with status {process.returncode} and said nothing"

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..ring.batch import U32, Batch, egress_header, encode_batch
+from ..ring.batch import Batch, egress_header, encode_batch
+from ..ring.columns import U32
 from ..ring.families import Family, TokenTexts, spans
 from ..ring.finish import FinishReason
 from ..ring.frames import Buffer

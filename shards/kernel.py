@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring.batch import I32, U32, U64, Core
+from ..ring.batch import Core
+from ..ring.columns import I32, U32, U64
 from ..ring.frames import Buffer
 from . import _kernel
 from .errors import BadRegistration, TableError
@@ -29,7 +30,6 @@ DROPPED: Final[int] = lib.OFS_DROPPED
 
 _u8 = ffi.typeof("uint8_t[]")
 _u32 = ffi.typeof("uint32_t[]")
-_u64 = ffi.typeof("uint64_t[]")
 _i32 = ffi.typeof("int32_t[]")
 
 
@@ -62,10 +62,15 @@ class Look(NamedTuple):
     """One request's state."""
 
     expected: int
+    """Tokens that have come: what the next row's `first` must be."""
     tail: int
+    """Bytes at the text's end that only begin a character."""
     run: int
+    """Bytes of the run of byte tokens that is not over yet."""
     held: int
+    """Bytes of text that were made and not sent."""
     ended: bool
+    """Nothing more comes out of it."""
 
 
 class Kernel:

@@ -56,7 +56,7 @@ JOINED = 1 << 15
 JOINED_BYTES = 16
 # A request's rows in them become one row of at most this part of a frame.
 MERGED_SHARE = 4
-# Longest sleep; the heartbeat goes on between two of them.
+# Longest sleep while readers are waited for; the heartbeat goes on between two of them.
 RESTORE_WAIT_S = 0.05
 
 

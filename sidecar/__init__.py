@@ -4,7 +4,8 @@ Knows the request and step rings. Must not know sinks, HTTP or how a shard decod
 """
 
 from ..ring.errors import CorruptLane, FrameTooLarge, LaneOwned, RingClosed, RingError, RingFull, WriterBusy
-from ..ring.families import Family, Kind, flat_family, hidden_family, ragged_family
+from ..ring.families import Family, Kind
+from ..ring.family_makers import flat_family, hidden_family, ragged_family
 from ..ring.finish import FinishReason
 from ..ring.frames import Abort, Control, Generate
 from ..ring.instance import InstanceGone

@@ -133,7 +133,7 @@ class SchedulerPort:
 
     @property
     def config(self) -> InstanceConfig:
-        """What the instance was started with: its tokenizer's path, vocabulary, context length, ranks …"""
+        """What the instance was started with: its tokenizer's path, context length, slots, ranks …"""
         return self._instance.config
 
     @property

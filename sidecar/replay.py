@@ -340,9 +340,7 @@ def load_corpus(tokenizer: Any, text: str) -> NDArray[np.int32]:
     return np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the replay scheduler as a process of its own, until SIGTERM or the instance is gone."""
-    settle()
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=COMMAND,
         usage="%(prog)s --instance NAME --tokenizer PATH --text FILE [options]",
@@ -376,7 +374,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="decides how many tokens each row carries, when more than 1 is allowed (default 0)",
     )
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the replay scheduler as a process of its own, until SIGTERM or the instance is gone.
+
+    Returns 0, or 2 when it cannot start: an option, a file or the instance is not as it must be.
+    """
+    settle()
+    args = _parse(argv)
     logs.start("replay")
     if args.die_with_parent:
         die_with_parent(args.die_with_parent)

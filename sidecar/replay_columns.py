@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..ring.families import FAMILIES, Family, Kind, flat_family, ragged_family
+from ..ring.columns import F32, I32
+from ..ring.families import FAMILIES, Family, Kind
+from ..ring.family_makers import flat_family, ragged_family
 from ..ring.frames import LogprobOptions
-
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
 
 
 def replay_logprobs(position: int, ids: I32) -> F32:

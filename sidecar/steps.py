@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..ring import LaneWriter
 from ..ring.batch import encode_families
-from ..ring.families import Families, Family, Kind, narrowed
+from ..ring.columns import narrowed
+from ..ring.families import Families, Family, Kind
 from ..ring.frames import Tag
 from ._push import Pusher
 from ._rows import lib

@@ -1,8 +1,8 @@
 """From a stream of events to the response a client reads.
 
-`Response` adds events up and renders `/generate`'s JSON objects: unary (everything, once), cumulative
-(everything so far, each time) and incremental (what is new). Here, and only here, packed numbers become
-Python floats. What turns the objects into bytes, and bytes into HTTP, is the gateway's.
+`Response` adds events up and renders `/generate`'s JSON objects: cumulative (everything so far, in the end
+the whole answer) and incremental (what is new). Packed numbers become Python floats here. What turns the
+objects into bytes, and bytes into HTTP, is the gateway's, and so are OpenAI's shapes.
 """
 
 from typing import Any, Final
@@ -64,13 +64,11 @@ class Response:
         return ChunkEvent(b"", b"", 0, 0, 0, 0) if self._sum is None else self._sum.event()
 
     def cumulative(self, e2e_latency: float | None = None) -> dict[str, Any]:
-        """Render everything so far; after the last event this is the unary answer.
+        """Render everything so far; after the last event this is the whole answer.
 
         e2e_latency: seconds from arrival to now, left out when None.
         """
         return self._render(self.whole(), e2e_latency)
-
-    unary = cumulative
 
     def incremental(self, e2e_latency: float | None = None) -> dict[str, Any]:
         """Render what the last event added: its text, ids and log probabilities; counts stay totals."""

@@ -306,9 +306,9 @@ class SinkSource:
     """The handler's end: iterate it, from a task or from a thread.
 
     One reader waits on it at a time: a second one gets SinkBusy. Iteration ends after the item that ends the
-    request (Done, Control or Error). Leaving a `with` or `async
-    with` block, `close()`, cancelling a task that waits here, and dropping the last reference all mean the
-    same: the handler is gone, and its request, if it still runs, is aborted at the scheduler.
+    request (Done, Control or Error). Leaving a `with` or `async with` block, `close()`, cancelling a task
+    that waits here, and dropping the last reference all mean the same: the handler is gone, and its request,
+    if it still runs, is aborted at the scheduler.
     """
 
     __slots__ = ("__weakref__", "_channel", "_ended")

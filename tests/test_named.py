@@ -34,7 +34,7 @@ def test_without_a_name_all_are_listed(command: str, words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     listed = done.stdout.partition("names:\n")[2].splitlines()
     assert [line.split()[0] for line in listed] == names(command)
-    assert all(len(line.split()) > 3 for line in listed)
+    assert all(len(line.split()) > 3 and line.endswith(".") for line in listed), "each a whole sentence"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

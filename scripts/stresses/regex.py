@@ -1,6 +1,8 @@
-"""Hunts for stop patterns that are admitted and hurt: what explodes is hidden anywhere in random patterns of
-every construct, and whatever is admitted for a short output is searched in short texts, and in texts as long
-as it is admitted for. Those are made worse step by step: the one that took longest is changed a little.
+"""Hunts for stop patterns that are admitted and hurt, random ones of every construct.
+
+What explodes is hidden anywhere in them, and whatever is admitted for a short output is searched in short
+texts, and in texts as long as it is admitted for. Those are made worse step by step: the one that took
+longest is changed a little.
 
 A search that takes far longer than its bound, that does not come back, or that makes the engine fail is a
 fault. Times are the least of some repeats, and what is far longer is generous: a machine that is busy with

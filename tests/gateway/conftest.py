@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
@@ -21,7 +21,10 @@ from outfeed.gateway.server import Server, listen
 
 from tests.eventually import until
 
-from .fake import FakeBackend, Played
+from .fake import TEMPLATE, FakeBackend, Played, three
+
+if TYPE_CHECKING:
+    import openai
 
 LIMIT_S = 30.0
 
@@ -191,3 +194,19 @@ def serve() -> Iterator[Serve]:
         running.loop.call_soon_threadsafe(running.loop.stop)
         thread.join(LIMIT_S)
         running.loop.close()
+
+
+@pytest.fixture
+def running(serve: Serve) -> Running:
+    """A server with a chat template, whose backend says three words."""
+    return serve(three, template=TEMPLATE)
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[openai.OpenAI]:
+    """Its client, OpenAI's own."""
+    import openai
+
+    address = f"http://127.0.0.1:{running.port}/v1"
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+        yield client

@@ -21,6 +21,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+HI = [{"role": "user", "content": "hi"}]
 
 
 @dataclass
@@ -88,6 +89,12 @@ class Played:
 
     def send(self, item: Item) -> None:
         self.sender.try_send(item)
+
+
+def three(played: Played) -> None:
+    """Say three words, and stop."""
+    played.say("one ", "two ")
+    played.end("three", FinishReason.stop("three"))
 
 
 @dataclass

@@ -328,7 +328,7 @@ def test_a_whole_answer_is_rendered_as_the_sink_renders_it(named: bool) -> None:
     for one in told(named):
         size = whole.add(one)
         response.add(one)
-    same(json.loads(render_whole([whole], batch=False)), response.unary(time.perf_counter()))
+    same(json.loads(render_whole([whole], batch=False)), response.cumulative(time.perf_counter()))
     assert 0.5 < size / len(whole.render()) <= 1.1
     one, two = json.loads(render_whole([whole, whole], batch=True))
     assert one["output_ids"] == two["output_ids"] == response.whole().ids.tolist()

@@ -1,8 +1,6 @@
 """The lanes a gateway depends on: found corrupt once, and fatal only when nothing else serves."""
 
-import itertools
 import mmap
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,14 +9,15 @@ from outfeed.gateway.restoring import Restoring
 from outfeed.ring import CorruptLane, Ring
 from outfeed.sink import Progress
 
-NUMBERS = itertools.count()
+from tests.instances import unique
+
 READER = 1
 
 
 @pytest.fixture
 def rings() -> Iterator[dict[str, Ring]]:
     """Two gateways, two ranks."""
-    name = f"outfeed-test-lanes-{os.getpid()}-{next(NUMBERS)}"
+    name = f"outfeed-{unique('lanes')}"
     made = {
         what: Ring.create(f"{name}.{what}", lanes=2, consumers=1, capacity=4096)
         for what in ("request", "control", "step")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import os
 import re
@@ -25,18 +24,19 @@ from outfeed.ring.instance import Instance, leftovers
 from outfeed.sidecar.replay import load_corpus, replay_start
 from tokenizers import Tokenizer
 
+from tests.instances import unique
+
 from .conftest import LIMIT_S, eventually, parse_events
 
 ROOT = Path(__file__).parents[2]
 TEXT = ROOT / "scripts" / "data" / "multilingual.txt"
-NUMBERS = itertools.count()
 
 
 class Served:
     """A running `serve`."""
 
     def __init__(self, *options: str) -> None:
-        self.instance = f"t-serve-{os.getpid()}-{next(NUMBERS)}"
+        self.instance = unique("serve")
         command = [
             sys.executable,
             str(ROOT / "scripts" / "serve.py"),
@@ -204,7 +204,7 @@ def test_operations_reach_the_scheduler_of_who_has_the_admin_key(served: Served)
 
 def test_one_key_for_clients_and_operations_is_refused() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--port", "0", "--shards", "1"]
-    command += ["--instance", f"t-serve-{os.getpid()}-{next(NUMBERS)}", "--api-key", "k", "--admin-key", "k"]
+    command += ["--instance", unique("serve"), "--api-key", "k", "--admin-key", "k"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 2
     assert "clients must not have it" in done.stderr

@@ -1,7 +1,6 @@
 """Gateways among each other: aborts and counts find their way, nonsense and strangers do not."""
 
 import asyncio
-import itertools
 import os
 import socket
 
@@ -10,8 +9,7 @@ from outfeed.gateway import siblings
 from outfeed.gateway.siblings import Siblings
 
 from tests.eventually import LIMIT_S, until_async
-
-NUMBERS = itertools.count()
+from tests.instances import unique
 
 
 class Gateway:
@@ -22,12 +20,8 @@ class Gateway:
         self.siblings = Siblings(instance, me, count, self.aborted.append, f"state {me}".encode)
 
 
-def instance() -> str:
-    return f"t-siblings-{os.getpid()}-{next(NUMBERS)}"
-
-
 def test_an_abort_reaches_the_others_and_a_scrape_hears_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = instance()
+    name = unique("siblings")
     # Nobody is waited for who has answered, or does not run.
     monkeypatch.setattr(siblings, "WAIT_S", 4 * LIMIT_S)
 
@@ -50,7 +44,7 @@ def test_an_abort_reaches_the_others_and_a_scrape_hears_of_them(monkeypatch: pyt
 
 def test_one_alone_waits_for_nobody() -> None:
     async def run() -> None:
-        gateway = Gateway(instance(), 0, 1)
+        gateway = Gateway(unique("siblings"), 0, 1)
         gateway.siblings.start()
         gateway.siblings.abort("rid")
         assert await gateway.siblings.states() == []
@@ -60,7 +54,7 @@ def test_one_alone_waits_for_nobody() -> None:
 
 
 def test_a_silent_one_is_waited_for_only_so_long() -> None:
-    name = instance()
+    name = unique("siblings")
 
     async def run() -> None:
         gateway = Gateway(name, 0, 3)
@@ -77,7 +71,7 @@ def test_a_silent_one_is_waited_for_only_so_long() -> None:
 
 
 def test_one_that_is_late_is_taken_at_its_last_word_until_it_ends() -> None:
-    name = instance()
+    name = unique("siblings")
 
     async def run() -> None:
         asking, late = Gateway(name, 0, 2), Gateway(name, 1, 2)
@@ -95,7 +89,7 @@ def test_one_that_is_late_is_taken_at_its_last_word_until_it_ends() -> None:
 
 
 def test_nonsense_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    name = instance()
+    name = unique("siblings")
 
     async def run() -> None:
         gateway = Gateway(name, 0, 2)
@@ -121,7 +115,7 @@ def test_nonsense_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_number_that_is_taken_is_said() -> None:
-    name = instance()
+    name = unique("siblings")
 
     async def run() -> None:
         first, second = Gateway(name, 0, 1), Gateway(name, 0, 1)

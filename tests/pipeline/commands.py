@@ -1,6 +1,5 @@
 """Run the project's commands as a user does, and wait for what they lead to."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from outfeed.ring.board import Phase, Role
-from outfeed.ring.instance import Instance, InstanceGone
+from outfeed.ring.instance import Instance, InstanceGone, leftovers
 
 from tests.eventually import LIMIT_S, until
 
@@ -52,6 +51,31 @@ def launched(
         process.communicate()
 
 
+@contextmanager
+def served(instance: str, tokenizer: Path, *scheduler: str) -> Iterator[None]:
+    """Run an instance with its scheduler: a command, to which the instance's name is added."""
+    with launched(instance, "--tokenizer", str(tokenizer)) as launcher:
+        process = subprocess.Popen([*scheduler, instance], stderr=subprocess.PIPE, text=True)
+        try:
+            until("the scheduler to attach", lambda: process.poll() is not None or has_scheduler(instance))
+            assert process.poll() is None, process.communicate()[1]
+            yield
+            launcher.send_signal(signal.SIGINT)
+            assert process.wait(LIMIT_S) == 0, "it ends with its instance"
+        finally:
+            process.kill()
+            process.communicate()
+    assert leftovers(instance) == []
+
+
+def has_scheduler(instance: str) -> bool:
+    """Whether a scheduler has attached to the instance."""
+    here = Instance.attach(instance)
+    alive = here.board.row(Role.SCHEDULER).alive
+    here.close()
+    return alive
+
+
 def is_running(instance: str) -> bool:
     """Whether the instance is up: all its shards read their rings."""
     try:
@@ -78,8 +102,3 @@ def is_alive(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def unique(name: str, counter: Iterator[int]) -> str:
-    """Name an instance that no other test has."""
-    return f"t-{name}-{os.getpid()}-{next(counter)}"

@@ -4,20 +4,23 @@ import asyncio
 import os
 import signal
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from outfeed.gateway.front import Front, Stream
 from outfeed.ring.board import Role, State
+from outfeed.ring.instance import leftovers, sweep_dead
 from outfeed.sidecar import Abort, FinishReason, Generate, SchedulerPort
 from outfeed.sink import Done, Frame, Item
 from tokenizers import Tokenizer
 
 from tests.eventually import until
+from tests.instances import unique
 
-from .commands import shard_pids
+from .commands import LAUNCHER, launched, shard_pids
 
 
 class Rig:
@@ -105,6 +108,23 @@ class Rig:
     def close(self) -> None:
         self.front.close()
         self.port.close()
+
+
+@contextmanager
+def running_rig(
+    name: str, tokenizer: Path, *options: str, launcher: Sequence[str] = LAUNCHER
+) -> Iterator[Rig]:
+    """Run an instance with its rig; afterwards both are gone, and the instance has left nothing."""
+    instance = unique(name)
+    with launched(instance, "--tokenizer", str(tokenizer), *options, launcher=launcher) as process:
+        rig = Rig(instance, tokenizer, process)
+        try:
+            yield rig
+        finally:
+            rig.close()
+    if process.returncode == -signal.SIGKILL:  # it could remove nothing: the next start does, or we
+        until("what it left to be swept", lambda: (sweep_dead(), leftovers(instance))[1] == [])
+    assert leftovers(instance) == []
 
 
 def rest_of(stream: Stream) -> tuple[str, list[int], list[Item]]:

@@ -1,6 +1,5 @@
 """Back-pressure end to end: whoever is slow holds up only what depends on it, nothing grows, all resumes."""
 
-import itertools
 import os
 import signal
 import threading
@@ -12,16 +11,14 @@ import numpy as np
 import pytest
 from outfeed.gateway.front import Front
 from outfeed.ring import RingFull
-from outfeed.ring.instance import leftovers
 from outfeed.sidecar import FinishReason
 from outfeed.sink import Done, Error
 
 from tests.eventually import until
 
-from .commands import launched, shard_pids, unique
-from .rig import Rig, rest_of
+from .commands import shard_pids
+from .rig import Rig, rest_of, running_rig
 
-NUMBERS = itertools.count()
 ASKED_S = 0.2
 # The push may come back late on a busy machine; it must not wait for the reader, which would be for ever.
 GENEROUS_S = 30.0
@@ -29,14 +26,8 @@ GENEROUS_S = 30.0
 
 @pytest.fixture
 def rig(small_tokenizer: Path) -> Iterator[Rig]:
-    instance = unique("press", NUMBERS)
-    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "2") as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("press", small_tokenizer, "--shards", "2") as rig:
         yield rig
-        rig.close()
-        launcher.send_signal(signal.SIGINT)
-        launcher.wait(60)
-        assert leftovers(instance) == []
 
 
 def push_until_full(rig: Rig, streams: list[object], ids: list[int]) -> int:
@@ -90,11 +81,9 @@ def test_a_shard_that_stands_still_stops_the_scheduler_and_nothing_is_lost(rig: 
 
 
 def test_a_client_that_never_reads_is_aborted_and_the_others_go_on(small_tokenizer: Path) -> None:
-    instance = unique("slow", NUMBERS)
-    with launched(instance, "--tokenizer", str(small_tokenizer)) as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("slow", small_tokenizer) as rig:
         rig.front.close()
-        rig.front = Front.attach(instance, tokenizer=rig.tokenizer, sink_bytes=2000)
+        rig.front = Front.attach(rig.name, tokenizer=rig.tokenizer, sink_bytes=2000)
         ids = rig.encode("on and on ")
         lagging, reading = rig.submit(2)
         text = ""
@@ -110,15 +99,12 @@ def test_a_client_that_never_reads_is_aborted_and_the_others_go_on(small_tokeniz
         *_, (end,) = rest_of(lagging)
         assert isinstance(end, Error)
         assert end.type == "client_too_slow"
-        rig.close()
 
 
 def test_ten_thousand_lagging_clients_cost_their_bytes_and_no_more(small_tokenizer: Path) -> None:
     """What waits is merged: ten times the steps cost ten times the text, not ten times the objects."""
-    instance = unique("many", NUMBERS)
     large = [f"--{ring}-bytes={1 << 24}" for ring in ("request", "control", "step", "egress")]
-    with launched(instance, "--tokenizer", str(small_tokenizer), *large) as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("many", small_tokenizer, *large) as rig:
         streams = [stream for _ in range(10) for stream in rig.submit(1000)]
         routes = np.array([stream.route for stream in streams], dtype=np.uint64)
         ids = np.full(len(streams), rig.encode("a")[0], dtype=np.int32)
@@ -140,7 +126,6 @@ def test_ten_thousand_lagging_clients_cost_their_bytes_and_no_more(small_tokeniz
             routes, ids, finishes={row: FinishReason.length(121) for row in range(len(streams))}
         )
         assert {rest_of(stream)[0] for stream in streams} == {"a" * 121}
-        rig.close()
 
 
 def anonymous_bytes() -> int:

@@ -19,21 +19,16 @@ from outfeed.sink import Done, Error
 
 from tests.eventually import until
 
-from .commands import launched, unique
-from .rig import Rig, rest_of
+from .rig import Rig, rest_of, running_rig
 
-NUMBERS = itertools.count()
 BODY = {"input_ids": [1, 2, 3, 4], "sampling_params": {"max_new_tokens": 9}}
 LAST = FinishReason.length(2)
 
 
 @pytest.fixture(scope="module")
 def shared(small_tokenizer: Path) -> Iterator[Rig]:
-    instance = unique("damage", NUMBERS)
-    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1") as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("damage", small_tokenizer, "--shards", "1") as rig:
         yield rig
-        rig.close()
 
 
 @pytest.fixture
@@ -217,6 +212,7 @@ def test_a_shard_that_cannot_have_its_lane_is_known_to_its_gateway(rig: Rig) -> 
     """A shard that holds its lane is not believed: the board may be what is damaged."""
     (stream,) = rig.submit()
     rig.push([stream], rig.encode("a"))
+    rig.let_the_shards_have_it()  # so the shard has its lane, which it takes with the first row
     row = rig.front.board.row(Role.SHARD, 0)
     cut_off = rig.front._damage._cut_off
     row.put("cut_off", 1)

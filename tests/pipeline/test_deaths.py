@@ -1,7 +1,6 @@
-"""Section 8 of the design: who dies, and what a stream sees of it. The test is scheduler and gateway."""
+"""Who dies, and what a stream sees of it (docs/design.md, section 5). The test is scheduler and gateway."""
 
 import asyncio
-import itertools
 import os
 import resource
 import signal
@@ -16,7 +15,6 @@ import pytest
 from outfeed.gateway.front import Front, Health
 from outfeed.ingress.errors import Unavailable
 from outfeed.ring.board import Role
-from outfeed.ring.instance import leftovers
 from outfeed.ring.names import segment_name
 from outfeed.sidecar import Control as ControlRequest
 from outfeed.sidecar import FinishReason, SchedulerPort
@@ -24,24 +22,16 @@ from outfeed.sink import Done, Error, Frame, Item
 
 from tests.eventually import until
 
-from .commands import is_alive, launched, shard_pids, unique
-from .rig import Rig, rest_of
+from .commands import is_alive, shard_pids
+from .rig import Rig, rest_of, running_rig
 
-NUMBERS = itertools.count()
 TEXT = "Ströme reißen nie: 강물이 흐른다 👩‍👩‍👧, 川は流れる. STOP? نهر — and on it flows, STOP here."
 
 
 @pytest.fixture
 def rig(small_tokenizer: Path) -> Iterator[Rig]:
-    instance = unique("death", NUMBERS)
-    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "2") as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("death", small_tokenizer, "--shards", "2") as rig:
         yield rig
-        rig.close()
-        if launcher.poll() is None:
-            launcher.send_signal(signal.SIGINT)
-            launcher.wait(60)
-            assert leftovers(instance) == []
 
 
 def one_end(end: Item, kind: type[Item], status: int | None = None) -> None:
@@ -122,17 +112,13 @@ def test_a_request_that_ends_while_its_shard_is_dead_ends_once(rig: Rig) -> None
 
 
 def test_a_stopped_shard_is_killed_and_replaced(small_tokenizer: Path) -> None:
-    instance = unique("hang", NUMBERS)
-    options = ("--tokenizer", str(small_tokenizer), "--shards", "1", "--heartbeat-limit", "0.5")
-    with launched(instance, *options) as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("hang", small_tokenizer, "--shards", "1", "--heartbeat-limit", "0.5") as rig:
         streams = rig.submit(3)
         rig.push(streams, rig.encode("before, "))
         pid = rig.kill_shard(0, signal.SIGSTOP)
         rig.push(streams, rig.encode("after"), FinishReason.length(2))
         assert {rest_of(stream)[0] for stream in streams} == {"before, after"}
         rig.until_replaced(0, pid)
-        rig.close()
 
 
 def test_shards_are_replaced_on_sighup_and_no_request_notices(rig: Rig) -> None:
@@ -148,7 +134,7 @@ def test_shards_are_replaced_on_sighup_and_no_request_notices(rig: Rig) -> None:
     assert {rest_of(stream)[0] for stream in streams} == {TEXT}
 
 
-def test_the_scheduler_dies_and_its_requests_end_with_503(rig: Rig, small_tokenizer: Path) -> None:
+def test_the_scheduler_dies_and_its_requests_end_with_503(rig: Rig) -> None:
     """The first scheduler is another process, so that it can be killed; then one comes back."""
     rig.port.close()
     until("no scheduler", lambda: _refused(rig))

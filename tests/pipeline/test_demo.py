@@ -1,6 +1,5 @@
 """The demo, run as a user runs it."""
 
-import itertools
 import json
 import signal
 import subprocess
@@ -11,10 +10,9 @@ import pytest
 from outfeed.ring.instance import leftovers
 
 from tests.eventually import until
+from tests.instances import unique
 
-from .commands import SCRIPTS, demo, is_running, launched, unique
-
-NUMBERS = itertools.count()
+from .commands import SCRIPTS, demo, is_running, launched
 
 
 def test_every_stream_is_right_with_a_small_tokenizer(small_tokenizer: Path, small_text: Path) -> None:
@@ -78,10 +76,21 @@ def test_more_logprobs_than_a_request_may_ask_for_are_refused() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [("--shards", "--shards 0: give 1 to 64"), ("--tokens-per-step", "0 tokens per step: give 1 to 1024")],
+)
+def test_what_one_of_its_processes_refuses_is_said_as_its_own(
+    small_tokenizer: Path, small_text: Path, option: str, why: str
+) -> None:
+    done = demo("--tokenizer", str(small_tokenizer), "--text", str(small_text), option, "0")
+    assert (done.returncode, done.stderr) == (2, f"demo: {why}\n")
+
+
 def test_an_instance_that_runs_already_is_refused_and_left_alone(
     small_tokenizer: Path, small_text: Path
 ) -> None:
-    instance = unique("demo", NUMBERS)
+    instance = unique("demo")
     with launched(instance, "--tokenizer", str(small_tokenizer)):
         before = leftovers(instance)
         done = demo("--tokenizer", str(small_tokenizer), "--text", str(small_text), "--instance", instance)
@@ -95,7 +104,7 @@ def test_one_that_is_told_to_end_leaves_nothing(
     small_tokenizer: Path, small_text: Path, how: signal.Signals
 ) -> None:
     """SIGHUP is what the end of its terminal sends; a shell has SIGINT ignored in its background jobs."""
-    instance = unique("demo", NUMBERS)
+    instance = unique("demo")
     background = (
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # these tests themselves may run under nohup

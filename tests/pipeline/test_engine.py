@@ -4,8 +4,6 @@ import asyncio
 import importlib.util
 import itertools
 import math
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,20 +14,16 @@ import numpy as np
 import pytest
 from outfeed.gateway.front import Front
 from outfeed.ingress.sampling import SamplingParams
-from outfeed.ring.board import Role
 from outfeed.ring.frames import Generate, LogprobOptions
-from outfeed.ring.instance import Instance, leftovers
 from outfeed.sink import Done, Error, Frame
 from tokenizers import Tokenizer
 
-from tests.eventually import until
+from tests.instances import unique
 
-from .commands import SCRIPTS, launched, unique
+from .commands import SCRIPTS, served
 
 torch = pytest.importorskip("torch", reason="the example engine needs PyTorch (extra `engine`)")
 pytest.importorskip("transformers", reason="the example engine needs transformers (extra `engine`)")
-
-NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -43,32 +37,13 @@ def engine() -> ModuleType:
     return module
 
 
-def attached(instance: str) -> bool:
-    here = Instance.attach(instance)
-    alive = here.board.row(Role.SCHEDULER).alive
-    here.close()
-    return alive
-
-
 @pytest.fixture(scope="module")
 def front(small_tokenizer: Path) -> Iterator[Front]:
     """An instance that the engine serves with its random weights."""
-    instance = unique("engine", NUMBERS)
-    command = [sys.executable, str(SCRIPTS / "engine_transformers.py"), "--instance", instance]
-    with launched(instance, "--tokenizer", str(small_tokenizer)) as launcher:
-        process = subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.PIPE, text=True)
-        try:
-            until("the engine to attach", lambda: process.poll() is not None or attached(instance))
-            assert process.poll() is None, process.communicate()[1]
-            with Front.attach(instance) as front:
-                yield front
-            launcher.send_signal(signal.SIGINT)
-            launcher.wait(60)
-            assert process.wait(60) == 0, "it ends with its instance"
-        finally:
-            process.kill()
-            process.communicate()
-    assert leftovers(instance) == []
+    instance = unique("engine")
+    command = (sys.executable, str(SCRIPTS / "engine_transformers.py"), "--threads", "1", "--instance")
+    with served(instance, small_tokenizer, *command), Front.attach(instance) as front:
+        yield front
 
 
 class Answer:

@@ -22,20 +22,15 @@ from outfeed.sink import Done, Error, SinkSender
 
 from tests.eventually import until
 
-from .commands import launched, unique
-from .rig import Rig, rest_of
+from .rig import Rig, rest_of, running_rig
 
-NUMBERS = itertools.count()
 BODY = {"input_ids": [1], "sampling_params": {"max_new_tokens": 9}}
 
 
 @pytest.fixture
 def rig(small_tokenizer: Path) -> Iterator[Rig]:
-    instance = unique("faults", NUMBERS)
-    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1") as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("faults", small_tokenizer, "--shards", "1") as rig:
         yield rig
-        rig.close()
 
 
 def served(rig: Rig) -> bool:

@@ -1,6 +1,5 @@
 """A gateway process that cannot start says why in one line; one whose instance ends does not outlive it."""
 
-import itertools
 import shutil
 import signal
 import socket
@@ -11,9 +10,9 @@ from pathlib import Path
 from outfeed.gateway.server import listen
 from outfeed.ring.instance import leftovers
 
-from .commands import launched, unique
+from tests.instances import unique
 
-NUMBERS = itertools.count()
+from .commands import launched
 
 
 def refused(instance: str, port: int = 0) -> str:
@@ -26,7 +25,7 @@ def refused(instance: str, port: int = 0) -> str:
 
 
 def test_a_tokenizer_that_it_does_not_see(small_tokenizer: Path, tmp_path: Path) -> None:
-    instance, file = unique("gateway", NUMBERS), tmp_path / "tokenizer.json"
+    instance, file = unique("gateway"), tmp_path / "tokenizer.json"
     shutil.copy(small_tokenizer, file)
     with launched(instance, "--tokenizer", str(file), "--shards", "1") as launcher:
         file.unlink()
@@ -39,7 +38,7 @@ def test_a_tokenizer_that_it_does_not_see(small_tokenizer: Path, tmp_path: Path)
 
 def test_a_number_or_a_port_that_another_process_has(small_tokenizer: Path) -> None:
     """On a shared port the kernel would give each a part of the connections, and a client either model."""
-    instance = unique("gateway", NUMBERS)
+    instance = unique("gateway")
     with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1"):
         with listen("127.0.0.1", 0) as other:
             other.listen()
@@ -55,7 +54,7 @@ def test_a_number_or_a_port_that_another_process_has(small_tokenizer: Path) -> N
 
 
 def test_it_ends_with_its_instance_and_the_next_one_is_free_to_start(small_tokenizer: Path) -> None:
-    instance = unique("gateway", NUMBERS)
+    instance = unique("gateway")
     options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
     command = [sys.executable, "-m", "outfeed.gateway", "--instance", instance, "--port", "0"]
     with (

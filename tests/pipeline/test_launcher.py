@@ -1,7 +1,6 @@
 """The launcher: an instance's life, its death in every way, and what is left afterwards."""
 
 import argparse
-import itertools
 import os
 import signal
 import subprocess
@@ -17,10 +16,10 @@ from outfeed.ring.instance import Instance, leftovers
 from outfeed.shards.launcher import add_instance_arguments, instance_options
 
 from tests.eventually import until
+from tests.instances import unique
 
-from .commands import LAUNCHER, is_alive, is_running, launched, shard_pids, start_launcher, unique
+from .commands import LAUNCHER, is_alive, is_running, launched, shard_pids, start_launcher
 
-NUMBERS = itertools.count()
 FORKLESS = str(Path(__file__).with_name("forkless.py"))
 SLOW_START = str(Path(__file__).with_name("slow_start.py"))
 
@@ -41,7 +40,7 @@ class Said:
 
 
 def name() -> str:
-    return unique("launch", NUMBERS)
+    return unique("launch")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

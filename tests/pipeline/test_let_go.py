@@ -1,7 +1,6 @@
 """What a request had goes with its end, in the gateway's front and in the scheduler's port."""
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,20 +15,15 @@ from outfeed.sink import Frame
 from tests.circles import circles
 from tests.eventually import LIMIT_S, until
 
-from .commands import launched, unique
-from .rig import Rig, rest_of
+from .rig import Rig, rest_of, running_rig
 
-NUMBERS = itertools.count()
 LAST = FinishReason.length(9)
 
 
 @pytest.fixture
 def rig(small_tokenizer: Path) -> Iterator[Rig]:
-    instance = unique("let-go", NUMBERS)
-    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "2") as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("let-go", small_tokenizer, "--shards", "2") as rig:
         yield rig
-        rig.close()
 
 
 def by_callback(rig: Rig, streams: list[Stream]) -> None:

@@ -2,7 +2,6 @@
 for nobody."""
 
 import asyncio
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -21,20 +20,15 @@ from outfeed.sink.live import ReaderStatistics
 
 from tests.eventually import LIMIT_S, until
 
-from .commands import launched, unique
-from .rig import Rig, rest_of
+from .rig import Rig, rest_of, running_rig
 
-NUMBERS = itertools.count()
 BODY = {"input_ids": [1], "sampling_params": {"max_new_tokens": 9}}
 
 
 @pytest.fixture(scope="module")
 def shared(small_tokenizer: Path) -> Iterator[Rig]:
-    instance = unique("meetings", NUMBERS)
-    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1") as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("meetings", small_tokenizer, "--shards", "1") as rig:
         yield rig
-        rig.close()
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 import argparse
 import asyncio
-import itertools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +20,10 @@ from outfeed.sink import Done
 from tokenizers import Tokenizer
 
 from tests.eventually import until
+from tests.instances import unique
 
-from .commands import launched, start_launcher, unique
-from .rig import Rig, rest_of
-
-NUMBERS = itertools.count()
-
-
-@contextmanager
-def rig_with(tokenizer: Path, *options: str) -> Iterator[Rig]:
-    """An instance started with these options, its scheduler and gateway the test's own."""
-    instance = unique("model", NUMBERS)
-    with launched(instance, "--tokenizer", str(tokenizer), *options) as launcher:
-        rig = Rig(instance, tokenizer, launcher)
-        yield rig
-        rig.close()
-    assert leftovers(instance) == []
+from .commands import launched, start_launcher
+from .rig import rest_of, running_rig
 
 
 def test_every_gateway_checks_requests_by_what_the_launcher_was_told(
@@ -48,7 +33,7 @@ def test_every_gateway_checks_requests_by_what_the_launcher_was_told(
     defaults.write_text('{"temperature": 0.5, "max_new_tokens": 7, "stop": ["END"]}', encoding="utf-8")
     told = ["--context-length=40", "--served-model-name=team/tiny", "--slots=2", "--readers=2"]
     told += ["--characters-per-token=64", f"--sampling-defaults={defaults}"]
-    with rig_with(small_tokenizer, *told) as rig, Front.attach(rig.name, 1) as second:
+    with running_rig("model", small_tokenizer, *told) as rig, Front.attach(rig.name, 1) as second:
         for front in (rig.front, second):
             assert FrontBackend(front).name == "team/tiny"
             model = front.model
@@ -75,7 +60,7 @@ def test_every_gateway_checks_requests_by_what_the_launcher_was_told(
 
 
 def test_an_instance_that_is_told_nothing_takes_the_defaults(small_tokenizer: Path) -> None:
-    with rig_with(small_tokenizer) as rig:
+    with running_rig("model", small_tokenizer) as rig:
         assert rig.front.model.characters_per_token == CHARACTERS_PER_TOKEN
         assert rig.front.model.context_length == 131_072
         assert dict(rig.front.model.defaults) == {}
@@ -122,7 +107,7 @@ def test_options_that_are_handed_on_say_the_same(tmp_path: Path) -> None:
 def test_a_launcher_that_is_told_nonsense_does_not_start(
     small_tokenizer: Path, tmp_path: Path, option: str, content: bytes | None, words: list[str]
 ) -> None:
-    instance = unique("model", NUMBERS)
+    instance = unique("model")
     file = tmp_path / "defaults.json"
     if content is not None:
         file.write_bytes(content)
@@ -142,7 +127,7 @@ def test_a_gateway_refuses_defaults_that_its_tokenizer_does_not_know(
 ) -> None:
     defaults = tmp_path / "defaults.json"
     defaults.write_text(json.dumps({"stop_token_ids": [5_000_000]}), encoding="utf-8")
-    instance = unique("model", NUMBERS)
+    instance = unique("model")
     with (
         launched(instance, "--tokenizer", str(small_tokenizer), f"--sampling-defaults={defaults}"),
         pytest.raises(BadRequest, match=r"server defaults\.stop_token_ids: must be token ids in"),
@@ -163,7 +148,7 @@ def test_a_stop_ends_its_stream_though_the_scheduler_looks_for_none(
 ) -> None:
     tokenizer = Tokenizer.from_file(str(small_tokenizer))
     ids = tokenizer.encode("The river flows", add_special_tokens=False).ids
-    with rig_with(small_tokenizer, "--detect-stops") as rig:
+    with running_rig("model", small_tokenizer, "--detect-stops") as rig:
         (stopped,) = rig.submit(**stop)
         (other,) = rig.submit()
         for token in ids:

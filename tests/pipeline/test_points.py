@@ -1,7 +1,5 @@
 """Kills at named points: a shard dies just there, once, and every stream is still told the truth."""
 
-import itertools
-import signal
 import sys
 from pathlib import Path
 
@@ -12,10 +10,9 @@ from outfeed.sink import Done, Error
 
 from tests.eventually import until
 
-from .commands import launched, unique
-from .rig import Rig, rest_of
+from .commands import launched
+from .rig import rest_of, running_rig
 
-NUMBERS = itertools.count()
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 TEXT = "Ströme reißen nie: 강물이 흐른다 👩‍👩‍👧, 川は流れる. STOP? نهر — and on it flows, STOP here."
 
@@ -48,11 +45,10 @@ def test_a_shard_dies_just_there(
     """
     backlog = point.startswith("backlog ")
     point = point.removeprefix("backlog ")
-    instance, token = unique("point", NUMBERS), tmp_path / "token"
+    token = tmp_path / "token"
     token.touch()
     launcher = (sys.executable, FAULTY, point, str(number), str(token))
-    with launched(instance, "--tokenizer", str(small_tokenizer), launcher=launcher) as process:
-        rig = Rig(instance, small_tokenizer, process)
+    with running_rig("point", small_tokenizer, launcher=launcher) as rig:
         ids = rig.encode(TEXT)
         streams = rig.submit(12, stop=["STOP here", "flows, STOP"])
         if backlog:
@@ -73,19 +69,14 @@ def test_a_shard_dies_just_there(
             assert isinstance(end, Done)
         assert not token.exists(), "no shard came to the point"
         assert rig.aborted == []
-        rig.close()
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
-    assert leftovers(instance) == []
 
 
 def test_supervisor_and_shard_die_at_once(small_tokenizer: Path, tmp_path: Path) -> None:
     """Nothing can go on then: every stream ends with a 503, nothing survives, the next start is clean."""
-    instance, token = unique("both", NUMBERS), tmp_path / "token"
+    token = tmp_path / "token"
     token.touch()
     launcher = (sys.executable, FAULTY, "supervisor and shard", "1", str(token))
-    with launched(instance, "--tokenizer", str(small_tokenizer), launcher=launcher) as process:
-        rig = Rig(instance, small_tokenizer, process)
+    with running_rig("both", small_tokenizer, launcher=launcher) as rig:
         streams = rig.submit(8)
         for one in rig.encode(TEXT)[:10]:
             rig.push(streams, [one])
@@ -93,10 +84,9 @@ def test_supervisor_and_shard_die_at_once(small_tokenizer: Path, tmp_path: Path)
             _, _, (end,) = rest_of(stream)
             assert isinstance(end, Error)
             assert end.status == 503
-        until("the launcher to be gone", lambda: process.poll() is not None)
+        until("the launcher to be gone", lambda: rig.launcher.poll() is not None)
         until("the port to notice", lambda: not rig.port.alive)
         rig.close()
-    with launched(instance, "--tokenizer", str(small_tokenizer)) as process:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
-    assert leftovers(instance) == []
+        with launched(rig.name, "--tokenizer", str(small_tokenizer)):
+            pass
+        assert leftovers(rig.name) == []

@@ -1,6 +1,5 @@
 """Gateway processes find a reader that is free, or say who has it."""
 
-import itertools
 import os
 import re
 import signal
@@ -14,17 +13,17 @@ from outfeed.gateway.readers import NoReader, attach_reader
 from outfeed.ring.instance import InstanceGone, leftovers
 
 from tests.eventually import LIMIT_S
+from tests.instances import unique
 
-from .commands import launched, unique
+from .commands import launched
 
-NUMBERS = itertools.count()
 ME = os.getpid()
 
 
 @pytest.fixture
 def three(small_tokenizer: Path) -> Iterator[str]:
     """An instance with room for three gateways."""
-    instance = unique("readers", NUMBERS)
+    instance = unique("readers")
     with launched(instance, "--tokenizer", str(small_tokenizer), "--readers", "3"):
         yield instance
     assert leftovers(instance) == []

@@ -1,11 +1,8 @@
 """The scheduler's page: what it shows is run as it stands there."""
 
 import asyncio
-import itertools
 import re
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,54 +13,32 @@ import numpy as np
 import pytest
 from outfeed.gateway.front import Front
 from outfeed.ingress.errors import Refused
-from outfeed.ring.board import Role
 from outfeed.ring.frames import TAG_OF, Generate, encode
-from outfeed.ring.instance import Instance, leftovers
+from outfeed.ring.instance import Instance
 from outfeed.ring.route import make_route
 from outfeed.sidecar import SchedulerPort
 from outfeed.sink import Done, Error, Frame
 from tokenizers import Tokenizer
 
-from tests.eventually import until
+from tests.instances import unique
 
-from .commands import launched, unique
+from .commands import launched, served
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scheduler.md"
-NUMBERS = itertools.count()
 
 
 def blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def attached(instance: str) -> bool:
-    here = Instance.attach(instance)
-    alive = here.board.row(Role.SCHEDULER).alive
-    here.close()
-    return alive
-
-
 @pytest.fixture
-def served(small_tokenizer: Path, tmp_path: Path) -> Iterator[str]:
+def page(small_tokenizer: Path, tmp_path: Path) -> Iterator[str]:
     """An instance that the page's scheduler serves."""
-    instance = unique("page", NUMBERS)
+    instance = unique("page")
     script = tmp_path / "scheduler.py"
     script.write_text(blocks()[0], encoding="utf-8")
-    with launched(instance, "--tokenizer", str(small_tokenizer)) as launcher:
-        scheduler = subprocess.Popen(
-            [sys.executable, str(script), instance], stderr=subprocess.PIPE, text=True
-        )
-        try:
-            until("the scheduler to attach", lambda: scheduler.poll() is not None or attached(instance))
-            assert scheduler.poll() is None, scheduler.communicate()[1]
-            yield instance
-            launcher.send_signal(signal.SIGINT)
-            launcher.wait(60)
-            assert scheduler.wait(60) == 0, "it ends with its instance"
-        finally:
-            scheduler.kill()
-            scheduler.communicate()
-    assert leftovers(instance) == []
+    with served(instance, small_tokenizer, sys.executable, str(script)):
+        yield instance
 
 
 async def answers(front: Front, body: dict[str, Any]) -> tuple[str, list[int], str]:
@@ -80,7 +55,7 @@ async def answers(front: Front, body: dict[str, Any]) -> tuple[str, list[int], s
     return text, ids, reason
 
 
-def test_the_page_has_a_complete_scheduler_in_under_60_lines(served: str, small_tokenizer: Path) -> None:
+def test_the_page_has_a_complete_scheduler_in_under_60_lines(page: str, small_tokenizer: Path) -> None:
     assert len(blocks()[0].splitlines()) < 60
     tokenizer = Tokenizer.from_file(str(small_tokenizer))
     prompt = tokenizer.encode("The river flows. 川は流れる").ids
@@ -101,13 +76,13 @@ def test_the_page_has_a_complete_scheduler_in_under_60_lines(served: str, small_
         with pytest.raises(Refused, match="'dance' is unknown: use health"):
             await front.control("dance")
 
-    with Front.attach(served) as front:
+    with Front.attach(page) as front:
         asyncio.run(ask(front))
 
 
 def test_the_other_examples_run(small_tokenizer: Path) -> None:
     _, families, by_rid, hand_on = blocks()
-    instance = unique("page", NUMBERS)
+    instance = unique("page")
     with launched(instance, "--tokenizer", str(small_tokenizer)), SchedulerPort.attach(instance) as port:
         routes = [make_route(0, 0, slot, 1) for slot in range(2)]
         for route in routes:

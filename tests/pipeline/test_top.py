@@ -1,7 +1,6 @@
 """Top: what it shows of a real instance, whom it disturbs (nobody), and how it ends."""
 
 import fcntl
-import itertools
 import json
 import os
 import signal
@@ -18,10 +17,9 @@ from outfeed.ring.board import Role
 from outfeed.ring.instance import Instance, InstanceGone, leftovers
 
 from tests.eventually import until
+from tests.instances import unique
 
-from .commands import SCRIPTS, launched, unique
-
-NUMBERS = itertools.count()
+from .commands import SCRIPTS, launched
 
 
 def top(*options: str, width: int = 80) -> subprocess.CompletedProcess[str]:
@@ -42,7 +40,7 @@ def busy(instance: str) -> bool:
 
 
 def test_it_shows_an_instance_under_load_and_disturbs_nobody(small_tokenizer: Path, small_text: Path) -> None:
-    instance = unique("top", NUMBERS)
+    instance = unique("top")
     command = [
         sys.executable, str(SCRIPTS / "demo.py"), "--json", "--instance", instance, "--requests", "64",
         "--steps-per-second", "80", "--tokenizer", str(small_tokenizer), "--text", str(small_text),
@@ -91,7 +89,7 @@ def _check_sample(sample: dict[str, Any], instance: str) -> None:
 
 
 def test_restarts_and_missing_processes_are_seen(small_tokenizer: Path) -> None:
-    instance = unique("top", NUMBERS)
+    instance = unique("top")
     with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1"):
         first = json.loads(top("--instance", instance, "--once", "--json").stdout)
         pid = next(process["pid"] for process in first["processes"] if process["name"] == "shard0")
@@ -108,7 +106,7 @@ def test_restarts_and_missing_processes_are_seen(small_tokenizer: Path) -> None:
 
 
 def test_a_screen_shows_the_columns_that_fit_it(small_tokenizer: Path) -> None:
-    instance = unique("top", NUMBERS)
+    instance = unique("top")
     with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1"):
         shown = {width: top("--instance", instance, "--once", width=width).stdout for width in (80, 108, 127)}
         _is_quiet_when_cut_short(instance)
@@ -147,9 +145,9 @@ def somebody_elses(instance: str) -> Iterator[None]:
 
 
 def test_a_name_is_needed_when_several_run_and_an_unknown_one_is_refused(small_tokenizer: Path) -> None:
-    one, two = unique("top", NUMBERS), unique("top", NUMBERS)
+    one, two = unique("top"), unique("top")
     options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
-    with launched(one, *options), launched(two, *options), somebody_elses(unique("top", NUMBERS)):
+    with launched(one, *options), launched(two, *options), somebody_elses(unique("top")):
         several = top("--once")
         unknown = top("--once", "--instance", "nobody")
     for refused in (several, unknown):
@@ -162,7 +160,7 @@ def test_a_name_is_needed_when_several_run_and_an_unknown_one_is_refused(small_t
 
 
 def test_it_ends_with_its_instance_and_lets_go_of_it(small_tokenizer: Path) -> None:
-    instance = unique("top", NUMBERS)
+    instance = unique("top")
     command = [sys.executable, str(SCRIPTS / "top.py"), "--json", "--interval", "0.1", "--instance", instance]
     with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1") as launcher:
         watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

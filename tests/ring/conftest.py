@@ -1,7 +1,5 @@
 """Names, rings and doorbells that clean up after themselves."""
 
-import itertools
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,14 +7,15 @@ from pathlib import Path
 
 import pytest
 from outfeed.ring import Doorbell, Ring, segment
+from outfeed.ring.instance import Instance
 
-_count = itertools.count()
+from tests.instances import small_config, unique
 
 
 @pytest.fixture
 def name() -> Iterator[str]:
     """A segment name of this test alone; whatever starts with it is gone afterwards."""
-    prefix = f"outfeed-test-{os.getpid()}-{next(_count)}"
+    prefix = f"outfeed-{unique('segment')}"
     yield prefix
     for left in segment.listed(prefix):
         segment.unlink(left)
@@ -42,6 +41,14 @@ def make_ring(name: str) -> Iterator[Callable[..., Ring]]:
     for ring in made:
         ring.close()
         ring.unlink()
+
+
+@pytest.fixture
+def instance() -> Iterator[Instance]:
+    made = Instance.create(small_config("ring", shards=3, readers=2))
+    yield made
+    made.remove()
+    made.close()
 
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -1,7 +1,5 @@
 """The whole API against a plain in-memory model: lists of frames and the arithmetic of a lane's room."""
 
-import itertools
-import os
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
@@ -9,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from outfeed.ring import Consumer, Doorbell, LaneWriter, Ring, RingError, RingFull, segment, wait
 
+from tests.instances import unique
+
 LANES, CONSUMERS, CAPACITY = 2, 2, 4096
-_count = itertools.count()
 lanes = st.integers(0, LANES - 1)
 cursors = st.integers(0, CONSUMERS - 1)
 sizes = st.one_of(st.integers(0, 1024), st.sampled_from([0, 1, 16, 1007, 1008, 1009, 1024]))
@@ -53,7 +52,7 @@ class ModelCursor:
 class RingAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.name = f"outfeed-test-model-{os.getpid()}-{next(_count)}"
+        self.name = f"outfeed-{unique('model')}"
         self.ring = Ring.create(self.name, lanes=LANES, consumers=CONSUMERS, capacity=CAPACITY)
         self.bells = [Doorbell.create(f"{self.name}.bell-{index}") for index in range(CONSUMERS)]
         self.writers: list[LaneWriter] = [self.ring.writer(lane) for lane in range(LANES)]

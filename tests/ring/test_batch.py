@@ -14,15 +14,8 @@ from outfeed.ring._body import plain, probe
 from outfeed.ring._core import lib
 from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch, join_steps
 from outfeed.ring.checked import MAX_ROWS, PREFIX, Checked, _check_all
-from outfeed.ring.families import (
-    FAMILIES,
-    Family,
-    Kind,
-    TokenTexts,
-    flat_family,
-    hidden_family,
-    ragged_family,
-)
+from outfeed.ring.families import FAMILIES, Family, Kind, TokenTexts
+from outfeed.ring.family_makers import flat_family, hidden_family, ragged_family
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import Buffer, join
 

@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outfeed.ring.families import BadColumns, Family, Kind, encode_family, hidden_family
-from outfeed.ring.families import flat_family as flat
-from outfeed.ring.families import ragged_family as ragged
+from outfeed.ring.columns import BadColumns
+from outfeed.ring.families import Family, Kind, encode_family
+from outfeed.ring.family_makers import flat_family as flat
+from outfeed.ring.family_makers import hidden_family
+from outfeed.ring.family_makers import ragged_family as ragged
 
 MAKERS: Any = [flat, ragged, hidden_family]
 

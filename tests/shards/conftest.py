@@ -1,7 +1,5 @@
 """Tokenizers and their tables, made once for all tests of this room."""
 
-import itertools
-import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -11,10 +9,11 @@ from outfeed.ring import segment
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
+from tests.instances import unique
+
 from . import tokenizers_here as here
 from .rig import Rig
 
-NUMBERS = itertools.count()
 NAMES = (
     "deepseek",
     "bytelevel_added",
@@ -55,7 +54,7 @@ def table_of(tokenizer_path: Callable[[str], Path]) -> Callable[[str], TokenTabl
 @pytest.fixture
 def make_rig(table_of: Callable[[str], TokenTable]) -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
-    prefix = f"outfeed-test-loop-{os.getpid()}-{next(NUMBERS)}"
+    prefix = f"outfeed-{unique('loop')}"
 
     def make(capacity: int = 1 << 16, tokenizer: str = "bytelevel_added") -> Rig:
         made.append(Rig(f"{prefix}-{len(made)}", table_of(tokenizer), capacity))

@@ -177,9 +177,7 @@ def test_a_request_that_ends_makes_room_for_the_next_in_its_slot(table_of: Table
     assert driver.decoder.statistics.stale_rows == 2
 
 
-def test_who_searches_each_step_or_makes_the_text_elsewhere_does_not_join(
-    table_of: Tables, tokenizer_of: Tokenizers
-) -> None:
+def test_who_searches_each_step_or_makes_the_text_elsewhere_does_not_join(table_of: Tables) -> None:
     decoder = Decoder(table_of("bytelevel_added"))
     assert decoder.joins
     watched = Driver.registration(1 << 36, DecodeOptions(stop_regex=["a+"], detect_stops=True))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from outfeed.ring.batch import Batch, decode_batch, encode_batch
-from outfeed.ring.families import flat_family
+from outfeed.ring.family_makers import flat_family
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions
 from outfeed.shards.decoded import encode, halves

@@ -211,7 +211,7 @@ def test_endless_replacement_characters_cost_the_same_each_and_flow(
 
 
 def test_the_fallback_is_linear_and_flows_on_endless_replacement_characters(
-    table_of: Tables, tokenizer_of: Tokenizers
+    tokenizer_of: Tokenizers,
 ) -> None:
     """The tokenizer's own stream decodes all that waits again and again; here it is a few ids each."""
     tokenizer = tokenizer_of("deepseek")
@@ -236,7 +236,7 @@ def test_tokens_without_text_do_not_pile_up_in_the_fallback(tokenizer_of: Tokeni
 
 
 @pytest.mark.parametrize("name", ["deepseek", "bytelevel_added"])
-def test_the_fallback_says_what_the_table_says(name: str, table_of: Tables, tokenizer_of: Tokenizers) -> None:
+def test_the_fallback_says_what_the_table_says(name: str, tokenizer_of: Tokenizers) -> None:
     """Had the table not been trusted, the text would have been the same."""
     tokenizer = tokenizer_of(name)
     text = TokenizerText(tokenizer)

@@ -1,7 +1,6 @@
 """A shard as a process: it comes up in an instance, decodes, costs little, and ends when told."""
 
 import io
-import itertools
 import logging
 import os
 import signal
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from outfeed.ring import Doorbell
 from outfeed.ring.batch import Batch, decode_batch, encode_batch
-from outfeed.ring.board import COUNTERS, InstanceConfig, Phase, Role, State
+from outfeed.ring.board import COUNTERS, Phase, Role, State
 from outfeed.ring.frames import DecodeOptions, Register, Restored, Result, Tag, Takeover, decode, encode
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.ring.names import segment_name
@@ -30,8 +29,8 @@ from outfeed.shards.supervisor import fork_child
 from outfeed.shards.table import TokenTable
 
 from tests.eventually import until
+from tests.instances import small_config
 
-NUMBERS = itertools.count()
 SHARDS = 2
 
 
@@ -39,24 +38,14 @@ SHARDS = 2
 def instance(
     table_of: Callable[[str], TokenTable], tokenizer_path: Callable[[str], Path]
 ) -> Iterator[Instance]:
-    name = f"test-shard-{os.getpid()}-{next(NUMBERS)}"
-    size = 1 << 18
-    config = InstanceConfig(
-        instance=name,
-        tokenizer=str(tokenizer_path("deepseek")),
-        shards=SHARDS,
-        request_bytes=size,
-        control_bytes=size,
-        step_bytes=size,
-        egress_bytes=size,
-    )
-    made = Instance.create(config)
-    table_of("deepseek").share(segment_name(name, "tokens"))
+    tokenizer = str(tokenizer_path("deepseek"))
+    made = Instance.create(small_config("shard", lane_bytes=1 << 18, tokenizer=tokenizer, shards=SHARDS))
+    table_of("deepseek").share(segment_name(made.name, "tokens"))
     made.board.phase = Phase.RUNNING
     yield made
     made.remove()
     made.close()
-    assert leftovers(name) == []
+    assert leftovers(made.name) == []
 
 
 @pytest.fixture

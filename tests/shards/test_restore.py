@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from outfeed.ring.batch import decode_batch, encode_batch
-from outfeed.ring.families import flat_family, ragged_family
+from outfeed.ring.family_makers import flat_family, ragged_family
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Restore
 from outfeed.shards.kernel import Kernel, Ready
@@ -115,17 +115,27 @@ def test_registering_twice_keeps_the_first(table_of: Tables) -> None:
     assert driver.decoder.live == 1
 
 
-def test_a_detected_stop_is_found_again_by_the_next_shard(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+@pytest.mark.parametrize(
+    ("stop", "pattern", "places", "text"),
+    [
+        (["four five"], "nine{3}", range(1, 5), b"one two three "),
+        ([], "two three f..r", range(1, 4), b"one two three four"),
+    ],
+    ids=["string", "pattern"],
+)
+def test_a_stop_that_began_before_the_take_over_is_found_by_the_next_shard(
+    table_of: Tables, tokenizer_of: Tokenizers, stop: list[str], pattern: str, places: range, text: bytes
+) -> None:
     table, tokenizer = table_of("deepseek"), tokenizer_of("deepseek")
-    options = DecodeOptions(stop=["four five"], stop_regex=["nine{3}"], detect_stops=True)
+    options = DecodeOptions(stop=stop, stop_regex=[pattern], detect_stops=True)
     ids = tokenizer.encode("one two three four five six", add_special_tokens=False).ids
-    for at in range(1, 5):
+    for at in places:
         driver = Driver(table)
         route = driver.start(options)
         driver.step([(route, ids[:at])])
         driver = driver.restore_into(table, route, options)
         driver.step([(route, ids[at:])])
-        assert driver.heard[route].text == b"one two three "
+        assert driver.heard[route].text == text
         assert driver.heard[route].ended_here
 
 
@@ -183,22 +193,6 @@ def test_ready_made_text_that_is_not_all_there_restores_nothing() -> None:
             kernel.register(1, 0, [], b"", 0)
             assert kernel.restore(1, i32([5, 6]), 1, ready)[0] == restored[:1]
         kernel.forget(1)
-
-
-def test_a_pattern_that_began_before_the_take_over_matches(
-    table_of: Tables, tokenizer_of: Tokenizers
-) -> None:
-    table, tokenizer = table_of("deepseek"), tokenizer_of("deepseek")
-    options = DecodeOptions(stop_regex=["two three f..r"], detect_stops=True)
-    ids = tokenizer.encode("one two three four five six", add_special_tokens=False).ids
-    for at in range(1, 4):
-        driver = Driver(table)
-        route = driver.start(options)
-        driver.step([(route, ids[:at])])
-        driver = driver.restore_into(table, route, options)
-        driver.step([(route, ids[at:])])
-        assert driver.heard[route].text == b"one two three four"
-        assert driver.heard[route].ended_here
 
 
 # ---- columns that pass through

@@ -1,6 +1,5 @@
 """The supervisor by itself, over children that do as told: whom it replaces, and when it gives up."""
 
-import itertools
 import os
 import signal
 import time
@@ -8,20 +7,19 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
-from outfeed.ring.board import Board, InstanceConfig, Role, State
+from outfeed.ring.board import Board, Role, State
 from outfeed.shards import supervisor as under_test
 from outfeed.shards.supervisor import RestartPolicy, ShardsFailed, Supervisor
 
 from tests.eventually import until
+from tests.instances import small_config
 
-NUMBERS = itertools.count()
 Make = Callable[..., Supervisor]
 
 
 @pytest.fixture
 def board() -> Iterator[Board]:
-    name = f"t-supervisor-{os.getpid()}-{next(NUMBERS)}"
-    made = Board.create(InstanceConfig(instance=name, tokenizer="none", shards=2, heartbeat_limit_s=60))
+    made = Board.create(small_config("supervisor", shards=2, heartbeat_limit_s=60))
     yield made
     made.unlink()
     made.close()
@@ -164,7 +162,7 @@ def test_pauses_double_up_to_their_limit(board: Board, make: Make) -> None:
         until("the shards to run", lambda: up(supervisor))
 
 
-def test_one_that_never_ran_is_not_tried_again(board: Board, make: Make) -> None:
+def test_one_that_never_ran_is_not_tried_again(make: Make) -> None:
     def cannot(shard: int) -> None:
         raise SystemExit(7)
 

@@ -1,9 +1,7 @@
 """The table: what it reads, what it refuses, that it is proved, and that it is shared."""
 
-import itertools
 import json
 import logging
-import os
 import random
 import subprocess
 import sys
@@ -23,17 +21,18 @@ from outfeed.shards.proof import disagreement
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
+from tests.instances import unique
+
 from .conftest import WITH_TABLE
 from .driver import Driver
 from .tokenizers_here import TEXT, deepseek
 
 Tables = Callable[[str], TokenTable]
-NUMBERS = itertools.count()
 
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    name = f"outfeed-test-table-{os.getpid()}-{next(NUMBERS)}"
+    name = f"outfeed-{unique('table')}"
     yield name
     segment.unlink(name)
 
@@ -228,7 +227,7 @@ def test_what_is_no_table_is_refused(name: str, table_of: Tables) -> None:
             Kernel(TokenTable.open(wrong).buffer)
 
 
-def test_a_table_too_large_for_shared_memory_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_too_large_for_shared_memory_says_so(name: str) -> None:
     class Huge(bytes):
         def __len__(self) -> int:
             return 1 << 50

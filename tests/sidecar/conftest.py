@@ -1,18 +1,14 @@
 """An instance without its processes: the test plays gateway and shard on real rings."""
 
-import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from outfeed.ring import Consumer, Doorbell, LaneWriter
-from outfeed.ring.board import InstanceConfig
 from outfeed.ring.frames import TAG_OF, Message, encode
 from outfeed.ring.instance import Instance, leftovers
 
-NUMBERS = itertools.count()
+from tests.instances import small_config
 
 
 @dataclass
@@ -41,14 +37,9 @@ def ranks() -> int:
 
 @pytest.fixture
 def bench(ranks: int) -> Iterator[Bench]:
-    sizes: dict[str, Any] = {f"{ring}_bytes": 1 << 16 for ring in ("request", "control", "step", "egress")}
-    name = f"t-side-{os.getpid()}-{next(NUMBERS)}"
-    config = InstanceConfig(
-        instance=name, tokenizer="none", shards=1, readers=2, ranks=ranks, slots=64, **sizes
-    )
-    instance = Instance.create(config)
+    instance = Instance.create(small_config("side", shards=1, readers=2, ranks=ranks, slots=64))
     request, step = instance.request(), instance.step()
-    bell = Doorbell.create(f"outfeed-{name}.bell-test")
+    bell = Doorbell.create(f"outfeed-{instance.name}.bell-test")
     gateway, other, shard = request.writer(0), request.writer(1), step.consumer(0, bell)
     yield Bench(instance, gateway, other, shard)
     gateway.close()
@@ -59,4 +50,4 @@ def bench(ranks: int) -> Iterator[Bench]:
     bell.close()
     instance.remove()
     instance.close()
-    assert leftovers(name) == []
+    assert leftovers(instance.name) == []

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from outfeed.ring.batch import decode_batch
-from outfeed.ring.families import Kind, flat_family
+from outfeed.ring.families import Kind
+from outfeed.ring.family_makers import flat_family
 from outfeed.ring.frames import Generate
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort

@@ -1,8 +1,6 @@
 """Steps as large as they may be, and larger."""
 
-import itertools
 import mmap
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,20 +8,22 @@ import numpy as np
 import pytest
 from outfeed.ring import Consumer, Doorbell, Ring
 from outfeed.ring.batch import decode_batch, encode_endings
+from outfeed.ring.names import segment_name
 from outfeed.ring.route import make_route
 from outfeed.sidecar.rows import RowTable
 from outfeed.sidecar.steps import MAX_ROWS, StepWriter
+
+from tests.instances import unique
 
 from .waiting_thread import waiting_thread
 
 NOBODY = encode_endings(())
 ROUTE = make_route(0, 0, 1, 1)
-NUMBERS = itertools.count()
 
 
 @pytest.fixture
 def ring() -> Iterator[Ring]:
-    name = f"outfeed-t-large-{os.getpid()}-{next(NUMBERS)}.step"
+    name = segment_name(unique("large"), "step")
     with Ring.create(name, lanes=1, consumers=1, capacity=1 << 23) as ring:
         yield ring
         ring.unlink()

@@ -13,7 +13,8 @@ import pytest
 from outfeed.ring import FrameTooLarge, LaneOwned, RingClosed, RingFull
 from outfeed.ring.batch import Batch, decode_batch
 from outfeed.ring.board import Role, State
-from outfeed.ring.families import Kind, flat_family
+from outfeed.ring.families import Kind
+from outfeed.ring.family_makers import flat_family
 from outfeed.ring.frames import (
     TAG_OF,
     Abort,

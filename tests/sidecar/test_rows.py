@@ -1,7 +1,5 @@
 """The scheduler's row table: what it counts, what it takes back and what it refuses."""
 
-import itertools
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,15 +8,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outfeed.ring import Consumer, Doorbell, Ring, RingFull
 from outfeed.ring.batch import Batch, decode_batch, encode_endings
-from outfeed.ring.families import FAMILIES, Family, flat_family
+from outfeed.ring.families import FAMILIES, Family
+from outfeed.ring.family_makers import flat_family
 from outfeed.ring.frames import Standing
 from outfeed.ring.route import make_route
 from outfeed.sidecar.rows import RowTable, UnknownRoute
 from outfeed.sidecar.steps import StepWriter
 
+from tests.instances import unique
+
 A, B, C = (make_route(0, 1, slot, 1) for slot in (3, 4, 5))
 NOBODY = encode_endings(())
-NUMBERS = itertools.count()
 
 
 class Table(RowTable):
@@ -45,7 +45,7 @@ class Table(RowTable):
 @pytest.fixture
 def new() -> Iterator[Table]:
     """An empty table."""
-    name = f"outfeed-t-rows-{os.getpid()}-{next(NUMBERS)}"
+    name = f"outfeed-{unique('rows')}"
     table = Table(readers=2, slots=16)
     ring = Ring.create(name, lanes=1, consumers=1, capacity=1 << 18)
     with Doorbell.create(f"{name}.bell") as bell, ring:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from outfeed.ring import CorruptLane, LaneWriter, Ring, RingClosed, RingFull, WriterBusy
 from outfeed.ring.batch import decode_batch, encode_endings
-from outfeed.ring.families import FAMILIES, Family, Kind, flat_family
+from outfeed.ring.families import FAMILIES, Family, Kind
+from outfeed.ring.family_makers import flat_family
 from outfeed.ring.frames import Generate, Standing
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort

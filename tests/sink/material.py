@@ -13,17 +13,8 @@ import msgspec
 import numpy as np
 from outfeed.ring._core import lib
 from outfeed.ring.batch import Batch, encode_batch
-from outfeed.ring.families import (
-    FAMILIES,
-    RAGGED,
-    Family,
-    Kind,
-    TokenTexts,
-    flat_family,
-    hidden_family,
-    ragged_family,
-    wanted_ids,
-)
+from outfeed.ring.families import FAMILIES, RAGGED, Family, Kind, TokenTexts, wanted_ids
+from outfeed.ring.family_makers import flat_family, hidden_family, ragged_family
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import join
 from outfeed.ring.route import make_route

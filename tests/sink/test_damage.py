@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.ring import CorruptLane
 from outfeed.ring.batch import BadBatch, decode_batch, encode_batch
-from outfeed.ring.families import FAMILIES, Kind, flat_family
+from outfeed.ring.families import FAMILIES, Kind
+from outfeed.ring.family_makers import flat_family
 from outfeed.ring.frames import BadFrame, Standing, Tag, Tally, encode, join
 from outfeed.ring.route import make_route
 from outfeed.sink import Done, Error, Frame, Reader, SinkSource, suspects

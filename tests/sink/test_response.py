@@ -1,4 +1,4 @@
-"""Events added up are the response; its JSON is the field's, unary, cumulative and incremental."""
+"""Events added up are the response; its JSON is the field's, cumulative and incremental."""
 
 import json
 import random
@@ -78,11 +78,11 @@ TWO = (
 )
 
 
-def test_unary() -> None:
+def test_a_whole_answer() -> None:
     response = Response("r1")
     for event in events(*TWO):
         response.add(event)
-    assert response.unary(e2e_latency=0.25) == {
+    assert response.cumulative(e2e_latency=0.25) == {
         "text": "Hé!",
         "output_ids": [10],
         "meta_info": {
@@ -132,15 +132,15 @@ def test_what_is_rendered_is_json() -> None:
     response = Response("r1")
     for event in events(*TWO):
         response.add(event)
-    assert json.loads(json.dumps(response.unary(), allow_nan=False)) == response.unary()
-    assert msgspec.json.decode(msgspec.json.encode(response.unary())) == response.unary()
+    assert json.loads(json.dumps(response.cumulative(), allow_nan=False)) == response.cumulative()
+    assert msgspec.json.decode(msgspec.json.encode(response.cumulative())) == response.cumulative()
 
 
 def test_finish_reasons_are_echoed_key_for_key() -> None:
     reason = {"zzz": None, "type": "brand_new", "a": [1, {"b": None}]}
     response = Response("r")
     response.add(ChunkEvent(b"", b"", 0, 0, 1, 1, FinishReason(reason)))
-    echoed = response.unary()["meta_info"]["finish_reason"]
+    echoed = response.cumulative()["meta_info"]["finish_reason"]
     assert list(echoed.items()) == list(reason.items())
 
 
