@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
+
 
 @contextmanager
 def _none_of(what: int) -> Iterator[None]:
@@ -21,6 +23,17 @@ def _none_of(what: int) -> Iterator[None]:
 def no_more_memory() -> AbstractContextManager[None]:
     """Nothing further is mapped: for a call that needs no more than what is there already."""
     return _none_of(resource.RLIMIT_AS)
+
+
+@contextmanager
+def failing_at(at: int, times: int = 1) -> Iterator[None]:
+    """Let so many of Python's allocations fail, the `at`-th from here on first."""
+    python = pytest.importorskip("_testcapi", reason="this Python was built without its test modules")
+    python.set_nomemory(at, at + times)
+    try:
+        yield
+    finally:
+        python.remove_mem_hooks()
 
 
 def no_more_files() -> AbstractContextManager[None]:
