@@ -291,7 +291,7 @@ class Kernel:
     def views(self) -> "_Views":
         """The output arrays, at their full length."""
         out, views = self._out, self._views
-        if views is None or views.place != (out.routes, out.ids, out.row_cap, out.token_cap):
+        if views is None or views.moves != out.moves:
             views = self._views = _Views(out)
         return views
 
@@ -418,7 +418,7 @@ class _Views:
     """The kernel's output arrays as numpy arrays, made once per growth instead of once per step."""
 
     def __init__(self, out: Any) -> None:
-        self.place = (out.routes, out.ids, out.row_cap, out.token_cap)
+        self.moves: int = out.moves
         rows, tokens = out.row_cap, out.token_cap
 
         def view(pointer: Any, count: int, dtype: str) -> NDArray[Any]:
