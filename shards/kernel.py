@@ -3,6 +3,8 @@
 Knows `core/api.h` and nothing above it: rows and bytes in, columns and text out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -187,7 +189,7 @@ class Kernel:
         ready: Ready | None = None,
         token_ends: bool = False,
         merge: int = 0,
-    ) -> "Step":
+    ) -> Step:
         """Decode a step's rows of one shard and reader.
 
         merge: the step is several joined end to end, and what a request's rows made becomes one row of at
@@ -288,7 +290,7 @@ class Kernel:
         return given
 
     @property
-    def views(self) -> "_Views":
+    def views(self) -> _Views:
         """The output arrays, at their full length."""
         out, views = self._out, self._views
         if views is None or views.moves != out.moves:
