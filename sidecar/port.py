@@ -338,10 +338,10 @@ class SchedulerPort:
         return self._end([int(route) for route in self._table.live() if reader_of(int(route)) == reader])
 
     def _end(self, routes: list[int]) -> list[Abort]:
-        for route in routes:
-            self._table.end(route)
+        aborts = [Abort(route) for route in routes]
         self._row.count("aborts", len(routes))
-        return [Abort(route) for route in routes]
+        self._table.ending(routes)()  # last: what ended without its Abort would run for nobody
+        return aborts
 
     def _compare(self, theirs: Live) -> list[Abort]:
         """Compare what a gateway has with what is live here; return an Abort for each that it has not.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from outfeed.ring import Consumer, Doorbell, LaneWriter
 from outfeed.ring.board import InstanceConfig
-from outfeed.ring.frames import TAG_OF, Message, encode
+from outfeed.ring.frames import TAG_OF, Handover, Message, encode
 from outfeed.ring.instance import Instance, leftovers
 
 NUMBERS = itertools.count()
@@ -28,7 +28,7 @@ class Bench:
     def name(self) -> str:
         return self.instance.name
 
-    def send(self, *messages: Message) -> None:
+    def send(self, *messages: Message | Handover) -> None:
         for message in messages:
             self.gateway.write(TAG_OF[type(message)], encode(message))
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from outfeed.ring.batch import decode_batch
-from outfeed.ring.frames import Generate
+from outfeed.ring.frames import Abort, Generate, Live
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
+from outfeed.sidecar import port as port_module
 
 from tests.limits import failing_at
 
@@ -64,3 +65,24 @@ def test_whichever_allocation_fails_a_step_that_was_refused_did_not_go_out(
         assert port.is_live(ENDING) == failed
         refused += failed
     assert 3 < refused < len(ALLOCATIONS), "the last ones come after it"
+
+
+def test_what_found_no_memory_for_its_abort_is_aborted_when_there_is_some(
+    bench: Bench, port: SchedulerPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gateway sees that a frame was dropped, and says what it has."""
+
+    class NoMemory:
+        def __init__(self, route: int) -> None:
+            raise MemoryError
+
+    bench.send(Generate(GOING_ON, "a", b"", {}), Generate(ENDING, "b", b"", {}))
+    assert len(port.recv()) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(port_module, "Abort", NoMemory)
+        bench.send(Live(0, 0, 64, [GOING_ON]))
+        assert port.recv() == []
+    assert port._row.get("bad_frames") == 1
+    bench.send(Live(0, 0, 64, [GOING_ON]))
+    assert port.recv() == [Abort(ENDING)]
+    assert (port.is_live(GOING_ON), port.is_live(ENDING)) == (True, False)
