@@ -3,6 +3,8 @@
 Knows `core/api.h` and nothing above it: rows and bytes in, columns and text out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -192,7 +194,7 @@ class Kernel:
         ready: Ready | None = None,
         token_ends: bool = False,
         merge: int = 0,
-    ) -> "Step":
+    ) -> Step:
         """Decode a step's rows of one shard and reader.
 
         merge: the step is several joined end to end, and what a request's rows made becomes one row of at
@@ -293,10 +295,10 @@ class Kernel:
         return given
 
     @property
-    def views(self) -> "_Views":
+    def views(self) -> _Views:
         """The output arrays, at their full length."""
         out, views = self._out, self._views
-        if views is None or views.place != (out.routes, out.ids, out.row_cap, out.token_cap):
+        if views is None or views.moves != out.moves:
             views = self._views = _Views(out)
         return views
 
@@ -423,7 +425,7 @@ class _Views:
     """The kernel's output arrays as numpy arrays, made once per growth instead of once per step."""
 
     def __init__(self, out: Any) -> None:
-        self.place = (out.routes, out.ids, out.row_cap, out.token_cap)
+        self.moves: int = out.moves
         rows, tokens = out.row_cap, out.token_cap
 
         def view(pointer: Any, count: int, dtype: str) -> NDArray[Any]:

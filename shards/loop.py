@@ -343,10 +343,10 @@ class Shard:
             raise
         except Exception as error:
             # A fault of ours, or a step that no memory can hold: it costs its requests, not the shard, which
-            # would read the same step again after every restart.
+            # would read the same step again after every restart. Those whose end it was, too.
             log.exception("shard %d could not decode a step of %d rows", self.number, batch.rows)
             for route in dict.fromkeys(batch.routes.tolist()):
-                if self.decoder.knows(route):
+                if self._routes[reader_of(route)].get(slot_of(route)) == route:
                     self._fail(route, 500, "not_decoded", f"a step could not be decoded: {error!r}")
 
     def _alone(self, found: Checked | Message | Handover | BadFrame, tag: int, body: Buffer) -> None:

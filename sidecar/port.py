@@ -45,7 +45,7 @@ from ..ring.instance import Instance, InstanceGone
 from ..ring.route import format_route, reader_of, slot_of
 from .endings import NOBODY, Finishes, checked
 from .rows import RowTable, UnknownRoute
-from .steps import Columns, StepWriter, converted, in_order
+from .steps import Columns, StepWriter, column, converted, in_order
 
 log = logging.getLogger(__name__)
 
@@ -227,20 +227,23 @@ class SchedulerPort:
             CorruptLane: something wrote over this rank's lane; only a new instance brings it back.
             WriterBusy: another thread is in a push of this port; nothing was handed over.
             RingClosed: the port is closed, or was made before this process was forked.
+            MemoryError: there was none; nothing was handed over.
         """
         ended, endings = checked(finishes, routes) if finishes else NOBODY
-        pushed: Any = routes
+        if ended:
+            routes = column(routes, np.uint64, "routes")
+            end = self._table.ending([int(routes[row]) for row, _ in ended])
         stamp = 0 if families else self._push(routes, ids, counts, endings, timeout)
         if not stamp:  # families, or columns of other types than the C pass takes
-            columns = converted(routes, ids, counts)
-            stamp = self._push_converted(columns, endings, families, timeout)
-            pushed = columns[0]
+            stamp = self._push_converted(converted(routes, ids, counts), endings, families, timeout)
+        # The step is out: nothing may fail any more, or it would be pushed again.
         if ended:
-            # The step is out: nothing may fail any more. Not every buffer that a lane takes can be indexed.
-            held = np.frombuffer(pushed, np.uint64)
-            self._table.end_all([int(held[row]) for row, _ in ended])
+            end()
         if stamp >= self._beat_due:
-            self._beat(stamp)
+            try:
+                self._beat(stamp)
+            except MemoryError:
+                self._beat_due = 0  # again at the next push
 
     def push_result(self, route: int, body: bytes | bytearray | memoryview, *, timeout: float = 1.0) -> None:
         """Answer a Control with `body`, which reaches its handler unchanged.
@@ -335,10 +338,10 @@ class SchedulerPort:
         return self._end([int(route) for route in self._table.live() if reader_of(int(route)) == reader])
 
     def _end(self, routes: list[int]) -> list[Abort]:
-        for route in routes:
-            self._table.end(route)
+        aborts = [Abort(route) for route in routes]
         self._row.count("aborts", len(routes))
-        return [Abort(route) for route in routes]
+        self._table.ending(routes)()  # last: what ended without its Abort would run for nobody
+        return aborts
 
     def _compare(self, theirs: Live) -> list[Abort]:
         """Compare what a gateway has with what is live here; return an Abort for each that it has not.

@@ -6,7 +6,8 @@ step's tokens in as it writes the frame. Must not know frames or rings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -87,10 +88,9 @@ class RowTable:
         """Note that a request has ended. False if it had already, or was never received."""
         return bool(self._known(route, lib.outfeed_rows_end))
 
-    def end_all(self, routes: Iterable[int]) -> None:
-        """Note that requests have ended whose rows were just pushed, so that the table knows them all."""
-        for route in routes:
-            lib.outfeed_rows_end(self._table, route)
+    def ending(self, routes: list[int]) -> Callable[[], None]:
+        """Return what notes that these requests have ended, once their rows are out: it takes no memory."""
+        return partial(lib.outfeed_rows_end_all, self._table, ffi.new("uint64_t[]", routes), len(routes))
 
     def is_live(self, route: int) -> bool:
         """Whether the request was received and has not ended."""

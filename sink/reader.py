@@ -6,6 +6,8 @@ that the scheduler does not know of (handler gone, sink full, bad frame, decode 
 exactly one abort.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import time

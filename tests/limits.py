@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
+
 
 @contextmanager
-def _none_of(what: int) -> Iterator[None]:
+def _at_most(what: int, limit: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(what)
-    resource.setrlimit(what, (0, hard))
+    resource.setrlimit(what, (limit, hard))
     try:
         yield
     finally:
@@ -20,12 +22,29 @@ def _none_of(what: int) -> Iterator[None]:
 
 def no_more_memory() -> AbstractContextManager[None]:
     """Nothing further is mapped: for a call that needs no more than what is there already."""
-    return _none_of(resource.RLIMIT_AS)
+    return _at_most(resource.RLIMIT_AS, 0)
+
+
+def little_memory(size: int) -> AbstractContextManager[None]:
+    """So many bytes can be mapped beside what is there already."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return _at_most(resource.RLIMIT_AS, pages * resource.getpagesize() + size)
+
+
+@contextmanager
+def failing_at(at: int, times: int = 1) -> Iterator[None]:
+    """Let so many of Python's allocations fail, the `at`-th from here on first."""
+    python = pytest.importorskip("_testcapi", reason="this Python was built without its test modules")
+    python.set_nomemory(at, at + times)
+    try:
+        yield
+    finally:
+        python.remove_mem_hooks()
 
 
 def no_more_files() -> AbstractContextManager[None]:
     """Every further open fails with EMFILE, as in a process that has as many as it may."""
-    return _none_of(resource.RLIMIT_NOFILE)
+    return _at_most(resource.RLIMIT_NOFILE, 0)
 
 
 def open_files() -> list[str]:

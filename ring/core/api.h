@@ -122,7 +122,7 @@ int reader_close(lane_reader *c);
 void reader_free(lane_reader *c);
 /* Frames read (0 when there is none), or RING_CORRUPT for a fault not told yet, or another RING_*. */
 int reader_read(lane_reader *c, uint32_t limit, const uint64_t *upto, const frames *out);
-/* What the last reader_read found could not be handed on: it is unread, the next one finds it again. */
+/* What the last reader_read found, frames or a fault, could not be handed on: the next one finds it again. */
 int reader_unread(lane_reader *c);
 int reader_release(lane_reader *c);
 int reader_tails(lane_reader *c, uint64_t *out);

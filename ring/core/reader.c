@@ -94,6 +94,7 @@ static int tell_fault(lane_reader *c) {
         if (k->state != LANE_FAULTY) continue;
         k->state = LANE_SKIPPED;
         c->faults--;
+        c->telling = 1;
         c->told_lane = lane;
         c->told_position = k->fault;
         return RING_CORRUPT;
@@ -104,6 +105,7 @@ static int tell_fault(lane_reader *c) {
 
 static int read_all(lane_reader *c, uint32_t limit, const uint64_t *upto, const frames *out) {
     if (limit < 1 || limit > RING_MAX_BATCH) return RING_ARGUMENT;
+    c->telling = 0;
     for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
         c->lanes[lane].before = c->lanes[lane].next;
         if (c->lanes[lane].state == LANE_GOOD) note_quarantine(c, lane);
@@ -139,6 +141,11 @@ int reader_unread(lane_reader *c) {
     for (uint32_t lane = 0; lane < c->ring.lanes; lane++) {
         cursor *k = &c->lanes[lane];
         if (k->before >= k->head) k->next = k->before; /* else it has been released meanwhile */
+    }
+    if (c->telling) {
+        c->lanes[c->told_lane].state = LANE_FAULTY;
+        c->faults++;
+        c->telling = 0;
     }
     guard_leave(&c->guard);
     return RING_OK;

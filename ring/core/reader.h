@@ -24,6 +24,7 @@ struct lane_reader {
     uint64_t body_bytes;
     uint64_t told_position;
     uint32_t told_lane;
+    int telling; /* the last read told of that lane's fault */
     uint32_t index;
     uint32_t turn;
     uint32_t faults; /* lanes in LANE_FAULTY */

@@ -84,6 +84,7 @@ typedef struct {
     const ofs_failure *failures;
     const ofs_stop *stops;
     uint32_t row_cap, token_cap; /* the arrays' real lengths */
+    uint32_t moves;              /* how often the arrays may have moved so far */
     uint32_t failure_count, stop_count;
     uint32_t other_readers; /* whether the step has rows of this shard for others: their bits in `others` */
     uint64_t others[4];

@@ -101,6 +101,7 @@ static bool room_for_rows(struct ofs_shard *shard, uint32_t rows, uint32_t token
 {
     if (shard->row_cap < rows || !shard->columns) {
         uint32_t cap = rows + rows / 2 + 16;
+        shard->moves++;
         uint32_t *columns = realloc(shard->columns, sizeof(uint32_t) * COLUMNS * (size_t)cap);
         if (columns) shard->columns = columns;
         uint64_t *routes = realloc(shard->routes, sizeof(uint64_t) * (size_t)cap);
@@ -117,6 +118,7 @@ static bool room_for_rows(struct ofs_shard *shard, uint32_t rows, uint32_t token
     }
     if (shard->token_cap < tokens || !shard->ids) {
         uint32_t cap = tokens + tokens / 2 + 16;
+        shard->moves++;
         int32_t *ids = realloc(shard->ids, sizeof(int32_t) * (size_t)cap);
         if (ids) shard->ids = ids;
         uint32_t *ends = realloc(shard->token_ends, sizeof(uint32_t) * (size_t)cap);
@@ -150,6 +152,7 @@ static void out_begin(struct ofs_shard *shard)
     out->ids = shard->ids;
     out->row_cap = shard->row_cap;
     out->token_cap = shard->token_cap;
+    out->moves = shard->moves;
     out->token_ends = shard->token_ends;
     out->failures = shard->failures;
     out->stops = shard->stops;

@@ -33,7 +33,7 @@ struct ofs_shard {
     uint32_t row_cap;
     int32_t *ids;
     uint32_t *token_ends;
-    uint32_t token_cap;
+    uint32_t token_cap, moves;
     ofs_failure *failures;
     ofs_stop *stops;
     row_place *order;                  /* of joined steps (order.c), and what finds it */

@@ -76,6 +76,7 @@ int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt, uin
 
 /* Note that a request has ended. Returns 1, 0 when it was not live, -1 for no route of the table. */
 int outfeed_rows_end(outfeed_table *table, uint64_t route);
+void outfeed_rows_end_all(outfeed_table *table, const uint64_t *routes, uint32_t count);
 
 /* The kind of a live request, 0 when it is not live, -1 for no route of the table. */
 int outfeed_rows_live(const outfeed_table *table, uint64_t route);

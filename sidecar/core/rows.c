@@ -84,6 +84,10 @@ int outfeed_rows_end(outfeed_table *table, uint64_t route) {
     return 1;
 }
 
+void outfeed_rows_end_all(outfeed_table *table, const uint64_t *routes, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) outfeed_rows_end(table, routes[i]);
+}
+
 int outfeed_rows_live(const outfeed_table *table, uint64_t route) {
     const outfeed_slot *slot = slot_of(table, route);
     if (slot == NULL) return -1;

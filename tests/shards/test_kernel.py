@@ -12,6 +12,8 @@ from outfeed.shards.kernel import DROPPED, END, END_STRING, END_TOKENS, Failure,
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
 
+from tests.limits import little_memory
+
 Tables = Callable[[str], TokenTable]
 Tokenizers = Callable[[str], Tokenizer]
 FORK = multiprocessing.get_context("fork")
@@ -259,3 +261,34 @@ def test_a_kernel_without_a_table_has_no_tokens() -> None:
 def test_columns_that_do_not_lie_in_their_bytes_are_not_looked_at(at: int, rows: int, tokens: int) -> None:
     with pytest.raises(ValueError, match="do not lie in 64 bytes"):
         Kernel(None).decode(Core(bytes(64), at, rows, tokens), 0, 0, [])
+
+
+def test_a_step_that_found_no_memory_leaves_the_next_one_whole(
+    table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """What had grown for it when the memory ended lies elsewhere now."""
+    a = tokenizer_of("bytelevel_added").get_vocab()["a"]
+    kernel = Kernel(table_of("bytelevel_added").buffer)
+    routes = [make_route(0, 0, slot, 1) for slot in range(100)]
+    for route in routes:
+        kernel.register(route, 0, [], b"", 0)
+    made = kernel.decode(step(routes, [2] * 100, np.full(200, a, "<i4")), 0, 0, [])
+    assert made.counts.tolist() == [2] * 100
+    rows, failed = 1 << 20, 0
+    large = step([1] * rows, [0] * rows, np.zeros(0, "<i4"))
+    for turn in range(1, 10):
+        with little_memory(turn * 15 << 20):
+            try:
+                kernel.decode(large, 0, 0, [])
+            except MemoryError:
+                failed += 1
+        first = np.full(100, 1 + turn, "<u4")
+        core = Batch(
+            0, np.array(routes, "<u8"), first, np.ones(100, "<u4"), first, np.full(100, a, "<i4")
+        ).core
+        made = kernel.decode(core, 0, 0, [])
+        assert made.routes.tolist() == routes
+        assert made.first.tolist() == made.prompt_tokens.tolist() == first.tolist()
+        assert made.counts.tolist() == made.generated.tolist() == made.text_lens.tolist() == [1] * 100
+        assert made.ids.tolist() == [a] * 100
+    assert 0 < failed < 9

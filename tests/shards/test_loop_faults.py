@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from outfeed.ring.batch import Batch
+from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import (
     DecodeOptions,
     ErrorFrame,
@@ -16,6 +17,8 @@ from outfeed.ring.frames import (
     encode,
 )
 from outfeed.ring.route import make_route, slot_of
+from outfeed.shards.kernel import Kernel
+from tokenizers import Tokenizer
 
 from .rig import ROUTE, Rig, flipped
 
@@ -142,6 +145,36 @@ def test_a_step_that_cannot_be_decoded_costs_its_requests_alone(
     assert (error.route, error.status) == (ROUTE, 500)
     assert isinstance(batch, Batch)
     assert batch.routes.tolist() == [other]
+
+
+@pytest.mark.parametrize("how", ["finish", "stop", "gap"])
+def test_a_request_hears_of_it_when_its_end_was_decoded_and_could_not_be_said(
+    make_rig: Callable[..., Rig],
+    tokenizer_of: Callable[[str], Tokenizer],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """Nothing more comes for it: its client would wait for ever."""
+    rig = make_rig()
+    rig.register(ROUTE, options=DecodeOptions(stop=["b"], detect_stops=True))
+    going_on = make_route(0, 0, 6, 1)
+    rig.register(going_on)
+
+    def no_memory(kernel: Kernel, header: bytes) -> memoryview:
+        raise MemoryError("none left")
+
+    b = tokenizer_of("bytelevel_added").get_vocab()["b"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Kernel, "pack", no_memory)
+        rows = [(ROUTE, 1 if how == "gap" else 0, [b if how == "stop" else 65]), (going_on, 0, [65])]
+        rig.push(rows, [(0, FinishReason.length(1))] if how == "finish" else [])
+        rig.shard.turn()
+    heard = rig.hear()
+    assert [error.route for error in heard if isinstance(error, ErrorFrame)] == [ROUTE, going_on]
+    assert len(heard) == 2
+    rig.push([(ROUTE, 1, [65])])
+    rig.shard.turn()
+    assert rig.hear() == [], "it is told once"
 
 
 @pytest.mark.parametrize("body", [b"", b"\0" * 7, b"\xff" * 64])

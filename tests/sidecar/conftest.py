@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 from outfeed.ring import Consumer, Doorbell, LaneWriter
-from outfeed.ring.frames import TAG_OF, Message, encode
+from outfeed.ring.frames import TAG_OF, Handover, Message, encode
 from outfeed.ring.instance import Instance, leftovers
 
 from tests.instances import small_config
@@ -24,7 +24,7 @@ class Bench:
     def name(self) -> str:
         return self.instance.name
 
-    def send(self, *messages: Message) -> None:
+    def send(self, *messages: Message | Handover) -> None:
         for message in messages:
             self.gateway.write(TAG_OF[type(message)], encode(message))
 

@@ -1,8 +1,8 @@
 """Memory that runs out: a row is delivered whole or not at all, a stream is whole or ends with an error."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -11,22 +11,12 @@ from outfeed.sink._deliver import deliver
 from outfeed.sink.live import Live
 from outfeed.sink.waiting import Waiter, wake
 
+from tests.limits import failing_at
+
 from .front import LAST, Front, chunk, row, step, waiting
 from .material import Row
 
-_testcapi = pytest.importorskip("_testcapi", reason="this Python was built without its test modules")
-
 ROUTE = 1 << 36
-
-
-@contextmanager
-def failing_at(at: int) -> Iterator[None]:
-    """Let one allocation fail, the `at`-th from here on."""
-    _testcapi.set_nomemory(at, at + 1)
-    try:
-        yield
-    finally:
-        _testcapi.remove_mem_hooks()
 
 
 @pytest.mark.parametrize("usual", [True, False], ids=["usual", "looked at by Python"])

@@ -49,6 +49,7 @@ static int gather_one(gathered *g, Py_ssize_t i, PyObject *object) {
     } else {
         Py_buffer *b = &g->buffers[g->held];
         if (PyObject_GetBuffer(object, b, PyBUF_SIMPLE) != 0) {
+            if (PyErr_ExceptionMatches(PyExc_MemoryError)) return -1;
             PyErr_Format(PyExc_ValueError, "part %zd (%R) is not a C-contiguous buffer", i,
                          (PyObject *)Py_TYPE(object));
             return -1;
@@ -259,6 +260,15 @@ static int parse_upto(const Reader *self, PyObject *object, uint64_t *upto) {
     return 0;
 }
 
+/* Raise what a read came to. A fault is told once: without memory to say it (CPython 3.11 makes a SystemError of
+ * that where it finds none for the call itself), by the next read. */
+static PyObject *refuse_read(Reader *self, int code) {
+    PyObject *none = PyObject_CallMethod((PyObject *)self, "_refuse", "i", code);
+    int untold = PyErr_ExceptionMatches(PyExc_MemoryError) || PyErr_ExceptionMatches(PyExc_SystemError);
+    if (code == RING_CORRUPT && untold) self->unread(self->handle);
+    return none;
+}
+
 static PyObject *Reader_read(PyObject *object, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"limit", "upto", NULL};
     Reader *self = (Reader *)object;
@@ -273,7 +283,7 @@ static PyObject *Reader_read(PyObject *object, PyObject *args, PyObject *kwargs)
         if (given != Py_None && parse_upto(self, given, upto = positions) != 0) return NULL;
         code = self->building ? RING_BUSY : self->read(self->handle, (uint32_t)limit, upto, &self->out);
     }
-    if (code < 0) return PyObject_CallMethod(object, "_refuse", "i", code);
+    if (code < 0) return refuse_read(self, code);
     self->building = 1;
     PyObject *found = frames_of(self, code);
     if (found == NULL) self->unread(self->handle); /* no memory: a release must not give back what nobody saw */
@@ -420,7 +430,7 @@ PyDoc_STRVAR(read_doc,
 "lane's position there stay unread.\n\n"
 "A corrupt lane costs itself alone: the frames read before the fault and those of other lanes are returned,\n"
 "then one later call, before it reads anything, raises CorruptLane for it, once; from then on the lane is\n"
-"skipped. After a MemoryError nothing was read: the next call finds it again.");
+"skipped. After a MemoryError nothing was read or told: the next call finds it again.");
 
 PyDoc_STRVAR(release_doc,
 "release($self, /)\n--\n\n"

@@ -56,9 +56,10 @@ static int is_integer(const char *format, int is_signed) {
     return format[0] != 0 && format[1] == 0 && strchr(is_signed ? "ilq" : "ILQ", format[0]) != NULL;
 }
 
-/* View `object` as a contiguous column of integers. 0, or ANOTHER_TYPE when it is none just so. */
+/* View `object` as a contiguous column of integers. 0, or ANOTHER_TYPE when it is none just so, or RAISED. */
 static int view(PyObject *object, Py_buffer *buffer, Py_ssize_t width, int is_signed) {
     if (PyObject_GetBuffer(object, buffer, PyBUF_ND | PyBUF_FORMAT) != 0) {
+        if (PyErr_ExceptionMatches(PyExc_MemoryError)) return RAISED;
         PyErr_Clear();
         return ANOTHER_TYPE;
     }
@@ -119,12 +120,12 @@ static int64_t push_columns(Pusher *self, outfeed_decode_step *step, const Py_bu
 
 static int64_t push_objects(Pusher *self, outfeed_decode_step *step, PyObject *const *args, double timeout, uint64_t *size) {
     Py_buffer routes, ids, counts;
-    int64_t code = ANOTHER_TYPE;
-    if (view(args[0], &routes, 8, 0) != 0) return ANOTHER_TYPE;
-    if (view(args[1], &ids, 4, 1) == 0) {
+    int64_t code = view(args[0], &routes, 8, 0);
+    if (code != 0) return code;
+    if ((code = view(args[1], &ids, 4, 1)) == 0) {
         if (args[2] == Py_None) {
             code = push_columns(self, step, &routes, NULL, &ids, timeout, size);
-        } else if (view(args[2], &counts, 4, 0) == 0) {
+        } else if ((code = view(args[2], &counts, 4, 0)) == 0) {
             code = push_columns(self, step, &routes, &counts, &ids, timeout, size);
             PyBuffer_Release(&counts);
         }
@@ -168,8 +169,11 @@ static PyObject *Pusher_push(PyObject *object, PyObject *const *args, Py_ssize_t
                             RING_LONGEST_TIMEOUT_S);
     if (!self->bound) return PyErr_Format(PyExc_RuntimeError, "push: not bound to a lane");
     uint64_t size = 0;
+    PyObject *stamp = PyLong_FromUnsignedLongLong(step.stamp_ns); /* before the push: a step that is out did not fail */
+    if (stamp == NULL) return NULL;
     int64_t code = push_objects(self, &step, args, timeout, &size);
-    if (code == RING_OK) return PyLong_FromUnsignedLongLong(step.stamp_ns);
+    if (code == RING_OK) return stamp;
+    Py_DECREF(stamp);
     if (code == ANOTHER_TYPE) return PyLong_FromLong(0);
     if (code == RAISED) return NULL;
     return PyObject_CallMethod(object, "_refuse", "LKOOOd", (long long)code, (unsigned long long)size, args[0], args[1],
