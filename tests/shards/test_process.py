@@ -353,7 +353,10 @@ def refuse(*_: object) -> None:
     raise OSError("no log can be closed")
 
 
-def test_without_an_instance_there_is_no_shard(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_shard_that_cannot_run_says_why_in_a_line_of_its_log(capfd: pytest.CaptureFixture[str]) -> None:
     pid = fork_child(lambda: run_shard(f"test-none-{os.getpid()}", 0))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    assert "InstanceGone" in capfd.readouterr().err
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "process=shard0" in line
+    assert 'event="shard 0 cannot go on: no instance ' in line
+    assert "InstanceGone" in line.partition("trace=")[2]
