@@ -258,7 +258,8 @@ class Supervisor:
             return
         if child.told:
             child.told, child.strikes, cause = False, 0, "ended as told"
-        elif not child.ever_ran and not child.hung:  # one that only was slow may be faster the next time
+        # One that only was slow may be faster the next time, one that was told to end may be let run.
+        elif not child.ever_ran and not child.hung and code != -signal.SIGTERM:
             raise ShardsFailed(
                 f"shard {child.shard} (pid {pid}) could not start: it {cause} after {ran:.2f} s; its own "
                 "message is above"

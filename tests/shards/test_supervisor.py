@@ -176,6 +176,20 @@ def test_one_that_never_ran_is_not_tried_again(board: Board, make: Make) -> None
         tend_for_ever(supervisor)
 
 
+def test_one_that_was_told_to_end_before_it_ran_is_tried_again(board: Board, make: Make) -> None:
+    """By a service manager, say, that tells the whole group: the launcher will hear it, too."""
+    works = runs(board)
+
+    def run(shard: int) -> None:
+        if not board.row(Role.SHARD, shard).epoch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        works(shard)
+
+    supervisor = make(run)
+    until("the shards to run", lambda: up(supervisor))
+    assert [board.row(Role.SHARD, shard).epoch for shard in (0, 1)] == [1, 1]
+
+
 @pytest.mark.parametrize("word", [0, 1 << 62])
 def test_one_whose_heart_stops_is_killed_whatever_its_word_says(board: Board, make: Make, word: int) -> None:
     board.config = msgspec.structs.replace(board.config, heartbeat_limit_s=0.2)
