@@ -60,7 +60,7 @@ def _be_shard(instance: str, shard: int) -> None:
 
 def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
     table = TokenTable.attach(segment_name(opened.name, "tokens"))
-    decoder = Decoder(table, readers=opened.config.readers)
+    decoder = Decoder(table, readers=opened.config.readers, beat=row.beat)
     row.put("table", 0 if decoder.table.fallback else 1)
     life = _Life(opened, row)
     with ExitStack() as lanes, opened.control() as control, opened.step() as steps:
