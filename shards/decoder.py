@@ -8,6 +8,7 @@ Knows Batch and the registration messages; must not know rings or processes.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -66,16 +67,25 @@ class Decoder:
     """One shard's requests. One thread at a time.
 
     A table that says `fallback` needs its tokenizer: it is loaded unless one is given. `readers` gateways
-    share the memory that requests may take.
+    share the memory that requests may take. `beat` says "I am alive": what a tokenizer does takes a while,
+    and a step or a request that is restored may ask for a great deal of it.
     """
 
-    def __init__(self, table: TokenTable, tokenizer: TokenizerText | None = None, readers: int = 1) -> None:
+    def __init__(
+        self,
+        table: TokenTable,
+        tokenizer: TokenizerText | None = None,
+        readers: int = 1,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         self.table = table
         self.statistics = DecoderStatistics()
         self._kernel = Kernel(None if table.fallback else table.buffer)
         self._tokenizer = tokenizer
         if table.fallback and tokenizer is None:
-            self._tokenizer = TokenizerText(_tokenizer_of(table.meta))
+            loaded = _tokenizer_of(table.meta)
+            beat()
+            self._tokenizer = TokenizerText(loaded, beat)
         self.budget = Budget(readers)
         self._compiled = Compiled(self.budget)
         self._streams: dict[int, TextStream] = {}

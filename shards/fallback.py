@@ -9,6 +9,7 @@ Knows the tokenizer's `decode`; must not know rows, stops or frames.
 
 import codecs
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .errors import is_crash
@@ -31,10 +32,11 @@ REPLACEMENT = "\ufffd"
 
 
 class TokenizerText:
-    """A tokenizer, and which of its ids are text at all."""
+    """A tokenizer, and which of its ids are text at all. It calls `beat` with every few ids."""
 
-    def __init__(self, tokenizer: "Tokenizer") -> None:
+    def __init__(self, tokenizer: "Tokenizer", beat: Callable[[], None] = lambda: None) -> None:
         self._tokenizer = tokenizer
+        self._beat = beat
         # A piece that is in a Unigram vocabulary twice is told under one of its ids.
         ids = {
             *tokenizer.get_vocab(with_added_tokens=True).values(),
@@ -103,6 +105,7 @@ class TokenizerText:
     def decode(self, ids: list[int]) -> str:
         """Return the tokenizer's text for ids that all are text."""
         self.work += len(ids)
+        self._beat()
         try:
             text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         except BaseException as error:

@@ -92,7 +92,10 @@ class Launcher:
         try:
             return self._serve(instance)
         finally:
-            instance.remove()
+            try:
+                instance.remove()
+            except RingError as error:
+                log.error("what is left in /dev/shm stays there until an instance is started: %s", error)
             instance.close()
 
     def _serve(self, instance: Instance) -> int:
@@ -156,6 +159,8 @@ class Launcher:
         from .table import TokenTable
 
         def load() -> None:
+            # A whole group may be told to end. Its launcher hears it, and ends this process.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             try:
                 TokenTable.compile(self._config.tokenizer).share(
                     segment_name(self._config.instance, "tokens")
@@ -163,6 +168,8 @@ class Launcher:
             except (TokenizerFileError, RingError) as error:
                 print(f"{COMMAND}: {error}", file=sys.stderr)
                 sys.exit(EXIT_USAGE)
+            except OSError as error:
+                sys.exit(fail(COMMAND, error))
 
         try:
             pid = fork_child(load)

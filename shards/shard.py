@@ -35,10 +35,18 @@ CHECK_EVERY_NS = 200_000_000
 def run_shard(instance: str, shard: int) -> None:
     """Be shard `shard` of a running instance, until it ends or this process is told to (SIGTERM).
 
-    Raises InstanceGone when there is no such instance, TableError when its token table is unreadable,
-    LaneOwned when a live process is that shard already.
+    Raises SystemExit when it cannot: there is no such instance, say, or its token table is unreadable, or a
+    live process is that shard already. The log says why.
     """
     logs.start(f"shard{shard}")
+    try:
+        _be_shard(instance, shard)
+    except Exception as error:
+        log.exception("shard %d cannot go on: %s", shard, error)
+        raise SystemExit(1) from error
+
+
+def _be_shard(instance: str, shard: int) -> None:
     opened = Instance.attach(instance)
     row = opened.board.row(Role.SHARD, shard)
     row.claim(State.STARTING)
@@ -52,7 +60,7 @@ def run_shard(instance: str, shard: int) -> None:
 
 def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
     table = TokenTable.attach(segment_name(opened.name, "tokens"))
-    decoder = Decoder(table, readers=opened.config.readers)
+    decoder = Decoder(table, readers=opened.config.readers, beat=row.beat)
     row.put("table", 0 if decoder.table.fallback else 1)
     life = _Life(opened, row)
     with ExitStack() as lanes, opened.control() as control, opened.step() as steps:

@@ -121,6 +121,7 @@ class Supervisor:
         self._children = [_Child(shard) for shard in range(board.config.shards)]
         self._stopping = False
         self._rolling: list[int] = []
+        self._tended = time.monotonic()
 
     def tend(self) -> None:
         """Reap the dead, kill the hung, start what is due. Call it often; it never blocks.
@@ -128,6 +129,7 @@ class Supervisor:
         Raises:
             ShardsFailed: a shard died of itself before it ever ran, or its strikes are used up.
         """
+        self._allow_for_a_late_look()
         for child in self._children:
             if child.pid:
                 self._watch(child)
@@ -177,6 +179,18 @@ class Supervisor:
                     child.pid = 0
             if any(child.pid for child in self._children):
                 time.sleep(0.005)
+
+    def _allow_for_a_late_look(self) -> None:
+        """Count no more than half a limit of silence since the last look, however long ago that was.
+
+        When this process stood still (Ctrl-Z, a paused container, a suspended machine), so did the shards.
+        """
+        now = time.monotonic()
+        late = now - self._tended - self._board.config.heartbeat_limit_s / 2
+        self._tended = now
+        if late > 0:
+            for child in self._children:
+                child.heard += late
 
     def _replace(self, child: _Child) -> None:
         log.info("shard %d (pid %d) is replaced as asked", child.shard, child.pid)
@@ -244,7 +258,8 @@ class Supervisor:
             return
         if child.told:
             child.told, child.strikes, cause = False, 0, "ended as told"
-        elif not child.ever_ran and not child.hung:  # one that only was slow may be faster the next time
+        # One that only was slow may be faster the next time, one that was told to end may be let run.
+        elif not child.ever_ran and not child.hung and code != -signal.SIGTERM:
             raise ShardsFailed(
                 f"shard {child.shard} (pid {pid}) could not start: it {cause} after {ran:.2f} s; its own "
                 "message is above"

@@ -14,6 +14,7 @@ from outfeed.ring._core import lib
 from outfeed.ring.board import MAX_LANE_BYTES, MIN_LANE_BYTES, Role
 from outfeed.ring.instance import Instance, leftovers
 from outfeed.shards.launcher import add_instance_arguments, instance_options
+from tokenizers import Tokenizer, models
 
 from tests.eventually import until
 from tests.instances import unique
@@ -22,6 +23,18 @@ from .commands import LAUNCHER, is_alive, is_running, launched, shard_pids, star
 
 FORKLESS = str(Path(__file__).with_name("forkless.py"))
 SLOW_START = str(Path(__file__).with_name("slow_start.py"))
+LOCKED_OUT = """
+import sys
+from outfeed.ring.errors import LockHeld
+from outfeed.ring.instance import Instance
+from outfeed.shards import launcher
+
+def remove(instance):
+    raise LockHeld("/dev/shm", 30.0)
+
+Instance.remove = remove
+sys.exit(launcher.main(sys.argv[1:]))
+"""
 
 
 class Said:
@@ -60,7 +73,7 @@ def test_a_told_launcher_leaves_nothing(small_tokenizer: Path, how: signal.Signa
 def test_a_launcher_told_to_end_while_it_starts_leaves_nothing(small_tokenizer: Path, tmp_path: Path) -> None:
     """Whichever of its threads the kernel gives the signal to."""
     instance, gate = name(), tmp_path / "gate"
-    slow = (sys.executable, SLOW_START, str(gate))
+    slow = (sys.executable, SLOW_START, str(gate), "segments")
     launcher = start_launcher(instance, "--tokenizer", str(small_tokenizer), launcher=slow)
     until("its segments to be there", lambda: gate.exists() or launcher.poll() is not None)
     assert leftovers(instance)
@@ -69,6 +82,23 @@ def test_a_launcher_told_to_end_while_it_starts_leaves_nothing(small_tokenizer: 
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 0, err
     assert "Traceback" not in err
+    assert leftovers(instance) == []
+
+
+def test_what_compiles_the_tokenizer_leaves_being_told_to_end_to_its_launcher(
+    small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """`timeout`, or a service manager, tells the whole group: whoever hears it first is no fault."""
+    instance, gate = name(), tmp_path / "gate"
+    slow = (sys.executable, SLOW_START, str(gate), "tokenizer")
+    launcher = start_launcher(instance, "--tokenizer", str(small_tokenizer), launcher=slow)
+    until("the tokenizer to be compiled", lambda: gate.exists() or launcher.poll() is not None)
+    os.kill(int(gate.read_text(encoding="ascii")), signal.SIGTERM)
+    gate.unlink()
+    until("the instance to be ready", lambda: launcher.poll() is not None or is_running(instance))
+    launcher.send_signal(signal.SIGTERM)
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0, err
     assert leftovers(instance) == []
 
 
@@ -104,6 +134,20 @@ def test_a_killed_launcher_takes_its_shards_along_and_the_next_start_is_clean(sm
         launcher.send_signal(signal.SIGINT)
         launcher.wait(60)
     assert leftovers(instance) == []
+
+
+def test_a_launcher_that_may_not_remove_what_it_made_leaves_it_to_the_next(small_tokenizer: Path) -> None:
+    instance = name()
+    with launched(
+        instance, "--tokenizer", str(small_tokenizer), launcher=(sys.executable, "-c", LOCKED_OUT)
+    ) as launcher:
+        launcher.send_signal(signal.SIGINT)
+        _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0
+    assert "stays there until an instance is started: /dev/shm: another process has had it locked" in err
+    assert "Traceback" not in err
+    with launched(name(), "--tokenizer", str(small_tokenizer)):
+        assert leftovers(instance) == []
 
 
 def test_killed_shards_are_replaced_and_the_log_has_each(small_tokenizer: Path) -> None:
@@ -216,6 +260,28 @@ def test_bad_input_is_said_in_one_message_and_leaves_nothing(
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 2
     assert message.replace("{instance}", instance) in err
+    assert "Traceback" not in err
+    assert leftovers(instance) == []
+
+
+def test_a_tokenizer_that_a_limit_does_not_let_be_shared_is_said_so(tmp_path: Path) -> None:
+    """The rings are within the limit, the table of a large vocabulary is not."""
+    instance, path = name(), tmp_path / "tokenizer.json"
+    Tokenizer(models.WordLevel({f"word{at}": at for at in range(40_000)}, unk_token="word0")).save(str(path))
+    limited = f"""
+import resource, sys
+from outfeed.shards import launcher
+
+resource.setrlimit(resource.RLIMIT_FSIZE, ({1 << 19}, {1 << 19}))
+sys.exit(launcher.main(sys.argv[1:]))
+"""
+    launcher = start_launcher(
+        instance, "--tokenizer", str(path), "--shards", "1", launcher=(sys.executable, "-c", limited)
+    )
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 2
+    assert "raise the limit (ulimit -f)" in err
+    assert "the tokenizer could not be loaded, as said above" in err
     assert "Traceback" not in err
     assert leftovers(instance) == []
 

@@ -1,7 +1,10 @@
 """The kernel by itself: what a hostile frame asks of it costs what its bytes cost, and no more."""
 
+import ctypes
 import multiprocessing
+import resource
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +129,39 @@ def test_a_step_may_be_of_any_size_after_one_of_any_other(table_of: Tables) -> N
         assert (made.prompt_tokens == prompts).all()
         assert (made.ids == ids).all()
         assert made.source.tolist() == list(range(rows))
+
+
+def test_columns_are_where_they_are_after_a_step_that_memory_did_not_suffice_for(table_of: Tables) -> None:
+    """However much of what it needs could be had: some of the columns have moved by then."""
+    mine, stranger = make_route(0, 0, 1, 1), make_route(0, 0, 2, 1)
+
+    def padded(rows: int, first: int) -> Core:
+        """One row of a request, the rest of one that is not known."""
+        routes = np.array([mine] + [stranger] * (rows - 1), "<u8")
+        none, one = np.zeros(rows, "<u4"), np.eye(1, rows, dtype="<u4")[0]
+        return Batch(0, routes, first * one, one, none, np.full(1, 65, "<i4")).core
+
+    def work() -> None:
+        ctypes.CDLL(None).mallopt(-3, 4096)  # M_MMAP_THRESHOLD: what has moved is gone where it was
+        fits, refused = [padded(50_000, first) for first in (0, 1)], 0
+        large = step([stranger] * 1_000_000, [0] * 1_000_000, np.zeros(0, "<i4"))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        for more in range(0, 100 << 20, 2 << 20):
+            kernel = Kernel(table_of("bytelevel_added").buffer)
+            kernel.register(mine, 0, [], b"", 0)
+            for first, core in enumerate(fits):
+                made = kernel.decode(core, 0, 0, [])
+                assert (made.routes.tolist(), made.first.tolist()) == ([mine], [first])
+                pages = int(Path("/proc/self/statm").read_text().split()[0])
+                resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
+                try:
+                    kernel.decode(large, 0, 0, [])
+                except MemoryError:
+                    refused += 1
+                resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        assert refused
+
+    in_time(work)
 
 
 def test_a_step_tells_which_other_readers_have_rows_in_it(table_of: Tables) -> None:

@@ -226,6 +226,21 @@ def test_a_lane_that_could_not_be_had_is_tried_until_it_can(
     assert row.get("bad_frames") == 1, "a reason for a tally"
 
 
+def test_a_shard_lives_for_the_launcher_while_its_decoder_is_at_work(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = instance.board.row(Role.SHARD, 0)
+
+    def works(table: TokenTable, *, readers: int, beat: Callable[[], None]) -> object:
+        before = row.heartbeat_ns
+        beat()
+        raise SystemExit(3 if row.heartbeat_ns > before else 4)
+
+    monkeypatch.setattr("outfeed.shards.shard.Decoder", works)
+    pid = fork_child(lambda: run_shard(instance.name, 0))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+
+
 def test_a_shard_that_ends_gives_back_what_it_wrote(instance: Instance) -> None:
     """Its successor has nothing to take over from the dead."""
     pid = fork_child(lambda: run_shard(instance.name, 0))
@@ -342,7 +357,10 @@ def refuse(*_: object) -> None:
     raise OSError("no log can be closed")
 
 
-def test_without_an_instance_there_is_no_shard(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_shard_that_cannot_run_says_why_in_a_line_of_its_log(capfd: pytest.CaptureFixture[str]) -> None:
     pid = fork_child(lambda: run_shard(f"test-none-{os.getpid()}", 0))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    assert "InstanceGone" in capfd.readouterr().err
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "process=shard0" in line
+    assert 'event="shard 0 cannot go on: no instance ' in line
+    assert "InstanceGone" in line.partition("trace=")[2]

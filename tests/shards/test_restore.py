@@ -9,6 +9,8 @@ from outfeed.ring.batch import decode_batch, encode_batch
 from outfeed.ring.family_makers import flat_family, ragged_family
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Restore
+from outfeed.ring.route import make_route
+from outfeed.shards.decoder import Decoder
 from outfeed.shards.kernel import Kernel, Ready
 from outfeed.shards.table import TokenTable
 from tokenizers import Tokenizer
@@ -44,6 +46,19 @@ def test_a_stream_cannot_tell_that_its_shard_was_replaced(
                 driver.step([(route, ids[at : at + step])], end)
                 at += step
             assert driver.heard[route].text == want
+
+
+def test_what_takes_a_tokenizer_long_is_no_silence(table_of: Tables) -> None:
+    """A few hundred thousand ids take seconds to restore without a table: no reason to be killed."""
+    beats: list[None] = []
+    decoder = Decoder(table_of("wordpiece"), beat=lambda: beats.append(None))
+    assert beats, "between loading it and reading its vocabulary"
+    beats.clear()
+    count = 20_000
+    decoder.restore(
+        Restore(make_route(READER, SHARD, 5, 1), "", DecodeOptions(), b"", 0, i32([7] * count), 0)
+    )
+    assert len(beats) > count / 1000
 
 
 def test_the_prompt_is_context_again(table_of: Tables, tokenizer_of: Tokenizers) -> None:

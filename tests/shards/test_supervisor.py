@@ -174,6 +174,20 @@ def test_one_that_never_ran_is_not_tried_again(make: Make) -> None:
         tend_for_ever(supervisor)
 
 
+def test_one_that_was_told_to_end_before_it_ran_is_tried_again(board: Board, make: Make) -> None:
+    """By a service manager, say, that tells the whole group: the launcher will hear it, too."""
+    works = runs(board)
+
+    def run(shard: int) -> None:
+        if not board.row(Role.SHARD, shard).epoch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        works(shard)
+
+    supervisor = make(run)
+    until("the shards to run", lambda: up(supervisor))
+    assert [board.row(Role.SHARD, shard).epoch for shard in (0, 1)] == [1, 1]
+
+
 @pytest.mark.parametrize("word", [0, 1 << 62])
 def test_one_whose_heart_stops_is_killed_whatever_its_word_says(board: Board, make: Make, word: int) -> None:
     board.config = msgspec.structs.replace(board.config, heartbeat_limit_s=0.2)
@@ -250,6 +264,35 @@ def test_one_whose_heart_beats_is_let_live_whatever_its_word_says(board: Board, 
         beats.add(until("its heart to beat", lambda: row.heartbeat_ns))
         supervisor.tend()
     assert (pid_of(board, 0), row.epoch) == (pid, 0)
+
+
+def test_those_that_stood_still_with_their_supervisor_are_let_live(
+    board: Board, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that is paused. One that goes on standing still afterwards is hung."""
+    supervisor = make(runs(board, rows=1))
+    until("the shards to run", lambda: up(supervisor))
+    pids = [pid_of(board, shard) for shard in (0, 1)]
+    really, limit, skipped = time.monotonic, board.config.heartbeat_limit_s, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: really() + skipped)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    skipped += 100 * limit
+    supervisor.tend()
+    os.kill(pids[1], signal.SIGCONT)
+
+    def found() -> bool:
+        nonlocal skipped
+        beat = board.row(Role.SHARD, 1).heartbeat_ns
+        until("the other's heart to beat", lambda: board.row(Role.SHARD, 1).heartbeat_ns != beat)
+        skipped += limit / 4
+        supervisor.tend()
+        return board.row(Role.SHARD, 0).epoch == 1
+
+    until("the one that stands still to be found", found, limit=100 * limit)
+    until("the shards to run", lambda: up(supervisor))
+    assert pid_of(board, 0) != pids[0]
+    assert (pid_of(board, 1), board.row(Role.SHARD, 1).epoch) == (pids[1], 0)
 
 
 def test_shards_are_replaced_one_after_the_other_when_asked(board: Board, make: Make) -> None:
