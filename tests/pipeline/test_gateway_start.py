@@ -7,9 +7,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+from outfeed.gateway import front
+from outfeed.gateway.readers import attach_reader
 from outfeed.gateway.server import listen
-from outfeed.ring.instance import leftovers
+from outfeed.ring.instance import InstanceGone, leftovers
 
 from .commands import launched, unique
 
@@ -35,6 +39,25 @@ def test_a_tokenizer_that_it_does_not_see(small_tokenizer: Path, tmp_path: Path)
         launcher.wait(60)
     assert said.startswith(f"outfeed-gateway: cannot load the instance's tokenizer {file}: ")
     assert said.endswith("the file that the launcher was given, under the same path")
+
+
+def test_an_instance_that_ends_while_it_loads_the_tokenizer(
+    small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes a second for a large one. The board is open by then, and the rings are not yet."""
+    instance = unique("gateway", NUMBERS)
+    load = front._load_tokenizer
+    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1") as launcher:
+
+        def load_slowly(path: str) -> Any:
+            launcher.send_signal(signal.SIGINT)
+            launcher.wait(60)
+            return load(path)
+
+        monkeypatch.setattr(front, "_load_tokenizer", load_slowly)
+        with pytest.raises(InstanceGone, match=f"instance '{instance}' has ended"):
+            attach_reader(instance)
+    assert leftovers(instance) == []
 
 
 def test_a_number_or_a_port_that_another_process_has(small_tokenizer: Path) -> None:
