@@ -203,8 +203,10 @@ async def serve(
     ready: str = "",
     siblings: Siblings | None = None,
     alive: Callable[[], bool] = lambda: True,
-) -> None:
-    """Serve until a signal, or until `alive()` is false. Prints `ready` and the address when it accepts.
+) -> bool:
+    """Serve until a signal (True), or until `alive()` is false (False).
+
+    Prints `ready` and the address when it accepts.
 
     Raises:
         ServerError: the address cannot be had, or the socket that the other gateways talk to.
@@ -245,6 +247,7 @@ async def serve(
     await server.stop()
     if siblings is not None:
         siblings.close()
+    return draining.is_set() or ending.is_set()
 
 
 def port_number(text: str) -> int:
@@ -411,9 +414,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 app.state,
             )
             keep_what_is_loaded()
-            uvloop.run(serve(app, serving, ready, siblings, lambda: front.instance.alive))
+            told = uvloop.run(serve(app, serving, ready, siblings, lambda: front.instance.alive))
             # A new instance of that name is another one: who starts us again gets a gateway of that one.
-            if not front.instance.alive:
+            if not told:
                 print(f"{COMMAND}: instance {args.instance!r} is gone: ended with it", file=sys.stderr)
                 return EXIT_GONE
     except (ServerError, NoTokenizer, RingError, IndexError, BadRequest) as error:

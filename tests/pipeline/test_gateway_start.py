@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,19 @@ def refused(instance: str, port: int = 0) -> str:
     assert "Traceback" not in done.stderr
     said: str = done.stderr.splitlines()[-1]
     return said
+
+
+@contextmanager
+def serving(instance: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a gateway that serves."""
+    command = [sys.executable, "-m", "outfeed.gateway", "--instance", instance, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as gateway:
+        try:
+            assert gateway.stdout is not None
+            assert "serves on http://" in gateway.stdout.readline()
+            yield gateway
+        finally:
+            gateway.kill()
 
 
 def test_a_tokenizer_that_it_does_not_see(small_tokenizer: Path, tmp_path: Path) -> None:
@@ -80,13 +95,7 @@ def test_a_number_or_a_port_that_another_process_has(small_tokenizer: Path) -> N
 def test_it_ends_with_its_instance_and_the_next_one_is_free_to_start(small_tokenizer: Path) -> None:
     instance = unique("gateway", NUMBERS)
     options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
-    command = [sys.executable, "-m", "outfeed.gateway", "--instance", instance, "--port", "0"]
-    with (
-        launched(instance, *options) as launcher,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as gateway,
-    ):
-        assert gateway.stdout is not None
-        assert "serves on http://" in gateway.stdout.readline()
+    with launched(instance, *options) as launcher, serving(instance) as gateway:
         launcher.kill()
         _, err = gateway.communicate(timeout=60)
     assert gateway.returncode == 1
@@ -94,4 +103,20 @@ def test_it_ends_with_its_instance_and_the_next_one_is_free_to_start(small_token
     with launched(instance, *options) as launcher:
         launcher.send_signal(signal.SIGINT)
         launcher.wait(60)
+    assert leftovers(instance) == []
+
+
+def test_one_that_is_told_to_stop_with_its_instance_has_not_failed(small_tokenizer: Path) -> None:
+    """A Ctrl-C for all of a terminal, or a machine that shuts down: whoever watches takes 1 for a failure."""
+    instance = unique("gateway", NUMBERS)
+    options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
+    with launched(instance, *options) as launcher, serving(instance) as gateway:
+        gateway.send_signal(signal.SIGSTOP)  # a busy machine: it hears of both at once
+        gateway.send_signal(signal.SIGINT)
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(60)
+        gateway.send_signal(signal.SIGCONT)
+        _, err = gateway.communicate(timeout=60)
+    assert gateway.returncode == 0, err
+    assert "ended with it" not in err
     assert leftovers(instance) == []
