@@ -343,10 +343,16 @@ def keys(args: argparse.Namespace) -> tuple[str, str]:
     """Return the clients' key and the one for operations, "" for none.
 
     Raises:
-        ServerError: they are the same.
+        ServerError: they are the same, or one cannot be sent.
     """
     key = args.api_key or os.environ.get("OUTFEED_API_KEY", "")
     admin = args.admin_key or os.environ.get("OUTFEED_ADMIN_KEY", "")
+    for name, one in (("api", key), ("admin", admin)):
+        if not one.isprintable() or one != one.strip():  # a file's last line end, most likely
+            raise ServerError(
+                f"--{name}-key (or OUTFEED_{name.upper()}_KEY) has a space or a line end around it, or a "
+                "character that is not printable, which no client can send: give it without"
+            )
     if admin and admin == key:
         raise ServerError("--admin-key is the same as --api-key: clients must not have it; give another one")
     return key, admin
