@@ -103,16 +103,16 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def refuse_strangers(sock: socket.socket, pids: Iterable[int]) -> None:
-    """Listen on a bound socket that only this process and `pids` may share.
+def refuse_strangers(sock: socket.socket, sharers: Callable[[], Iterable[int]]) -> None:
+    """Listen on a bound socket that only this process and those of `sharers`, each a pid, may share.
 
     Raises:
         ServerError: another program listens there; the socket is closed.
     """
-    taken = has_stranger(sock, pids)  # before: who is there already does not lose a connection to this one
+    taken = has_stranger(sock, sharers)  # before: who is there already does not lose a connection to this one
     if not taken:
         sock.listen(BACKLOG)
-        taken = has_stranger(sock, pids)  # again: of two that come at once, one at least sees the other
+        taken = has_stranger(sock, sharers)  # again: of two that come at once, one at least sees the other
     if taken:
         host, port = sock.getsockname()[:2]
         sock.close()
@@ -194,7 +194,7 @@ class Serving:
     port: int = 8000
     drain_s: float = 30.0
     sharers: Callable[[], Iterable[int]] | None = None
-    """The pids of the processes that may listen on the same port; None: whoever does."""
+    """The pids of the processes that may listen on the same port now; None: whoever does."""
 
 
 async def serve(
@@ -222,7 +222,7 @@ async def serve(
         app.siblings = siblings
     sock = listen(serving.host, serving.port)
     if serving.sharers is not None:
-        refuse_strangers(sock, serving.sharers())
+        refuse_strangers(sock, serving.sharers)
     server = Server(app, sock)
     await server.start()
     draining = asyncio.Event()
