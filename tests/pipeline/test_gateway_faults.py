@@ -1,6 +1,7 @@
 """What goes wrong in and around a gateway, and that no request waits for ever because of it."""
 
 import asyncio
+import errno
 import itertools
 import mmap
 import os
@@ -13,7 +14,7 @@ from outfeed.gateway import front
 from outfeed.gateway.backend import FrontBackend
 from outfeed.gateway.front import TURN_PROMPTS, Answered
 from outfeed.ingress.errors import Unavailable
-from outfeed.ring import Frame
+from outfeed.ring import Frame, segment
 from outfeed.ring.board import Role, State
 from outfeed.ring.instance import Instance
 from outfeed.ring.names import segment_name
@@ -68,6 +69,33 @@ def test_a_forked_child_cannot_end_its_parents_gateway(rig: Rig) -> None:
     assert rig.front.ingress.live() == 1
     assert [type(message) for message in rig.port.recv()] == [Generate]
     stream.close()
+    assert served(rig)
+
+
+# ---- it has no file left to open
+
+
+def test_it_knows_the_bytes_of_tokens_when_no_file_can_be_opened_any_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clients have them all; a token is half of a character, which its text does not tell."""
+    backend = FrontBackend(rig.front)
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    (half, _) = rig.encode("ö")
+    monkeypatch.setattr(os, "open", refuse)
+    assert backend.token_bytes(half) == "ö".encode()[:1]
+    assert backend.is_special(rig.tokenizer.token_to_id("<|end|>"))
+    assert not backend.is_special(half)
+
+
+def test_without_a_table_of_tokens_it_serves_all_the_same(rig: Rig) -> None:
+    segment.unlink(segment_name(rig.name, "tokens"))
+    backend = FrontBackend(rig.front)
+    assert backend.token_bytes(65) is None
+    assert not backend.is_special(0)
     assert served(rig)
 
 
