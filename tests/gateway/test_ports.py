@@ -84,6 +84,22 @@ def test_siblings_that_start_together_are_not_taken_for_strangers() -> None:
         assert has_stranger(sock, nobody)
 
 
+def test_a_stranger_that_comes_at_the_same_time_is_refused() -> None:
+    """It was not there at the first look, so it may not have seen this one either."""
+    with listen("127.0.0.1", 0) as sock, ExitStack() as coming:
+        port = sock.getsockname()[1]
+        came: list[int] = []
+
+        def sharers() -> list[int]:
+            if not came:
+                came.append(coming.enter_context(another("127.0.0.1", port)))
+            return []
+
+        with pytest.raises(ServerError, match="another program does"):
+            refuse_strangers(sock, sharers)
+        assert sock.fileno() == -1
+
+
 def test_the_same_port_of_another_address_is_nobodys_business() -> None:
     with listen("127.0.0.1", 0) as sock, another("127.0.0.2", sock.getsockname()[1]):
         assert not has_stranger(sock, nobody)

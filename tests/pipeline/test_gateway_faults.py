@@ -306,6 +306,40 @@ def still_live(rig: Rig, routes: set[int]) -> bool:
     return any(rig.port.is_live(route) for route in routes)
 
 
+def test_of_several_ranks_the_loss_of_one_ends_what_hangs_on_it_alone(
+    small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody says whose rows came by which: who has a row by another rank meanwhile goes on."""
+    monkeypatch.setattr("outfeed.sink.suspects.SILENT_S", 1.0)
+    instance = unique("faults", NUMBERS)
+    options = ("--tokenizer", str(small_tokenizer), "--shards", "1", "--ranks", "2")
+    with launched(instance, *options) as launcher:
+        rig = Rig(instance, small_tokenizer, launcher)
+        goes_on, hangs = rig.submit(2)
+        quarantined = 4096 + 512 * 1 + 136  # of lane 1, rank 1's: what a shard writes that finds it corrupt
+        path = f"/dev/shm/{segment_name(instance, 'step')}"
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            memory[quarantined : quarantined + 8] = (65).to_bytes(8, "little")
+        pushed = itertools.count()
+
+        def is_over() -> bool:
+            rig.receive()
+            rig.push([goes_on], rig.encode("a"))
+            next(pushed)
+            return rig.aborted != []
+
+        until("the one without a row to be given up", is_over)
+        assert rig.aborted == [hangs.route]
+        (end,) = rest_of(hangs)[2]
+        assert isinstance(end, Error)
+        assert (end.status, end.type) == (500, "corrupt_lane")
+        assert FrontBackend(rig.front).trouble() == "scheduler 1 is not running"
+        rig.push([goes_on], rig.encode("!"), FinishReason.length(9))
+        assert rest_of(goes_on)[0] == "a" * next(pushed) + "!"
+        assert served(rig)
+        rig.close()
+
+
 # ---- the reader's thread
 
 
