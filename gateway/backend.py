@@ -16,6 +16,7 @@ from ..ingress.request import Model
 from ..ingress.tokenize import Tokenize
 from ..ring import RingStats
 from ..ring.board import BoardRow, Phase, Role
+from ..ring.errors import RingError
 from ..ring.names import segment_name
 from ..shards.errors import TableError
 from ..shards.table import TokenTable
@@ -97,6 +98,10 @@ class FrontBackend:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._table: TokenTable | None = None
+        try:  # now: when a client asks for bytes, there may be no file left to open
+            self._table = TokenTable.read(segment_name(front.instance.name, "tokens"))
+        except (OSError, RingError, TableError) as error:
+            log.warning("the bytes of tokens are not known: %s", error)
 
     @property
     def model(self) -> Model:
@@ -131,21 +136,11 @@ class FrontBackend:
 
     def token_bytes(self, token: int) -> bytes | None:
         """Return which bytes a token stands for; None when the instance has no table of them."""
-        table = self._tokens()
-        return None if table is None else table.bytes_of(token)
+        return None if self._table is None else self._table.bytes_of(token)
 
     def is_special(self, token: int) -> bool:
         """Whether text that skips special tokens has none of this one; False when there is no table."""
-        table = self._tokens()
-        return table is not None and table.is_special(token)
-
-    def _tokens(self) -> TokenTable | None:
-        if self._table is None:
-            try:
-                self._table = TokenTable.read(segment_name(self._front.instance.name, "tokens"))
-            except (OSError, TableError) as error:
-                log.warning("the bytes of tokens are not known: %s", error)
-        return self._table
+        return self._table is not None and self._table.is_special(token)
 
     def trouble(self) -> str | None:
         """Say why requests cannot be served now; None when they can."""

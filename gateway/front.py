@@ -199,7 +199,7 @@ class Front:
         max_top_logprobs: the most that a request's `top_logprobs_num` may be.
 
         Raises:
-            InstanceGone: there is no such instance.
+            InstanceGone: there is no such instance, or it ended meanwhile.
             LaneOwned: a live gateway has that number.
             IndexError: the instance has fewer readers.
             NoTokenizer: the instance's tokenizer file cannot be loaded here.

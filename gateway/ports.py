@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +20,18 @@ _TRIES: Final = 3
 """A sibling that ends between two looks is taken for nobody's once; a stranger is there each time."""
 
 
-def has_stranger(sock: socket.socket, pids: Iterable[int]) -> bool:
-    """Whether a process besides this one and `pids` listens where `sock` is bound, or on every address there.
+def has_stranger(sock: socket.socket, sharers: Callable[[], Iterable[int]]) -> bool:
+    """Whether a process besides this one and `sharers()` listens where `sock` is bound, or on all addresses.
 
     False where the kernel does not tell.
     """
-    ours = [os.getpid(), *pids]
-    return all(_listeners(sock) - {inode for pid in ours for inode in _sockets(pid)} for _ in range(_TRIES))
+    for _ in range(_TRIES):
+        found = _listeners(sock)
+        # Behind that: whoever listens by then is one of the sharers by now.
+        ours = {inode for pid in (os.getpid(), *sharers()) for inode in _sockets(pid)}
+        if not found - ours:
+            return False
+    return True
 
 
 def _listeners(sock: socket.socket) -> set[int]:

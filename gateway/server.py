@@ -103,16 +103,16 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def refuse_strangers(sock: socket.socket, pids: Iterable[int]) -> None:
-    """Listen on a bound socket that only this process and `pids` may share.
+def refuse_strangers(sock: socket.socket, sharers: Callable[[], Iterable[int]]) -> None:
+    """Listen on a bound socket that only this process and those of `sharers`, each a pid, may share.
 
     Raises:
         ServerError: another program listens there; the socket is closed.
     """
-    taken = has_stranger(sock, pids)  # before: who is there already does not lose a connection to this one
+    taken = has_stranger(sock, sharers)  # before: who is there already does not lose a connection to this one
     if not taken:
         sock.listen(BACKLOG)
-        taken = has_stranger(sock, pids)  # again: of two that come at once, one at least sees the other
+        taken = has_stranger(sock, sharers)  # again: of two that come at once, one at least sees the other
     if taken:
         host, port = sock.getsockname()[:2]
         sock.close()
@@ -194,7 +194,7 @@ class Serving:
     port: int = 8000
     drain_s: float = 30.0
     sharers: Callable[[], Iterable[int]] | None = None
-    """The pids of the processes that may listen on the same port; None: whoever does."""
+    """The pids of the processes that may listen on the same port now; None: whoever does."""
 
 
 async def serve(
@@ -203,8 +203,10 @@ async def serve(
     ready: str = "",
     siblings: Siblings | None = None,
     alive: Callable[[], bool] = lambda: True,
-) -> None:
-    """Serve until a signal, or until `alive()` is false. Prints `ready` and the address when it accepts.
+) -> bool:
+    """Serve until a signal (True), or until `alive()` is false (False).
+
+    Prints `ready` and the address when it accepts.
 
     Raises:
         ServerError: the address cannot be had, or the socket that the other gateways talk to.
@@ -220,7 +222,7 @@ async def serve(
         app.siblings = siblings
     sock = listen(serving.host, serving.port)
     if serving.sharers is not None:
-        refuse_strangers(sock, serving.sharers())
+        refuse_strangers(sock, serving.sharers)
     server = Server(app, sock)
     await server.start()
     draining = asyncio.Event()
@@ -245,6 +247,7 @@ async def serve(
     await server.stop()
     if siblings is not None:
         siblings.close()
+    return draining.is_set() or ending.is_set()
 
 
 def port_number(text: str) -> int:
@@ -340,10 +343,16 @@ def keys(args: argparse.Namespace) -> tuple[str, str]:
     """Return the clients' key and the one for operations, "" for none.
 
     Raises:
-        ServerError: they are the same.
+        ServerError: they are the same, or one cannot be sent.
     """
     key = args.api_key or os.environ.get("OUTFEED_API_KEY", "")
     admin = args.admin_key or os.environ.get("OUTFEED_ADMIN_KEY", "")
+    for name, one in (("api", key), ("admin", admin)):
+        if not one.isprintable() or one != one.strip():  # a file's last line end, most likely
+            raise ServerError(
+                f"--{name}-key (or OUTFEED_{name.upper()}_KEY) has a space or a line end around it, or a "
+                "character that is not printable, which no client can send: give it without"
+            )
     if admin and admin == key:
         raise ServerError("--admin-key is the same as --api-key: clients must not have it; give another one")
     return key, admin
@@ -411,9 +420,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 app.state,
             )
             keep_what_is_loaded()
-            uvloop.run(serve(app, serving, ready, siblings, lambda: front.instance.alive))
+            told = uvloop.run(serve(app, serving, ready, siblings, lambda: front.instance.alive))
             # A new instance of that name is another one: who starts us again gets a gateway of that one.
-            if not front.instance.alive:
+            if not told:
                 print(f"{COMMAND}: instance {args.instance!r} is gone: ended with it", file=sys.stderr)
                 return EXIT_GONE
     except (ServerError, NoTokenizer, RingError, IndexError, BadRequest) as error:

@@ -37,7 +37,8 @@ class InstanceGone(RingError):
 class Instance:
     """An instance's board and the names of its rings.
 
-    Rings are opened one by one by who needs them; a process opens only what it reads or writes.
+    Rings are opened one by one by who needs them; a process opens only what it reads or writes. Each raises
+    InstanceGone when the instance has ended meanwhile.
     """
 
     def __init__(self, board: Board, made: list[Ring] | None = None) -> None:
@@ -122,19 +123,27 @@ class Instance:
 
     def request(self) -> Ring:
         """Open the request ring: lanes are gateways, the consumer is the scheduler."""
-        return Ring.attach(segment_name(self.name, "request"))
+        return self._open(segment_name(self.name, "request"))
 
     def control(self) -> Ring:
         """Open the control ring: lanes are gateways, consumers are shards."""
-        return Ring.attach(segment_name(self.name, "control"))
+        return self._open(segment_name(self.name, "control"))
 
     def step(self) -> Ring:
         """Open the step ring: lanes are scheduler ranks, consumers are shards."""
-        return Ring.attach(segment_name(self.name, "step"))
+        return self._open(segment_name(self.name, "step"))
 
     def egress(self, reader: int) -> Ring:
         """Open the egress ring of one reader: lanes are shards, the consumer is the reader."""
-        return Ring.attach(egress_name(self.name, reader))
+        return self._open(egress_name(self.name, reader))
+
+    def _open(self, ring: str) -> Ring:
+        try:
+            return Ring.attach(ring)
+        except FileNotFoundError:  # its launcher removed it since the board was opened
+            raise InstanceGone(
+                f"instance {self.name!r} has ended: its segment {ring} is gone; start it again"
+            ) from None
 
     def bell(self, role: Role, index: int) -> str:
         """Name the doorbell of one process."""

@@ -2,12 +2,14 @@
 
 import asyncio
 import errno
+import logging
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -17,7 +19,12 @@ from outfeed.gateway.server import listen
 from .conftest import LIMIT_S, Serve, eventually
 
 
-def test_all_who_came_during_a_long_turn_are_taken_in_by_the_next(serve: Serve) -> None:
+@pytest.mark.parametrize(("at_once", "least", "most"), [(128, 0, 10), (5, 5, 50)])
+def test_all_who_came_during_a_long_turn_are_taken_in_by_the_next(
+    serve: Serve, at_once: int, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or by the next ones, where they are so many that the streams that run would wait for it."""
+    monkeypatch.setattr("outfeed.gateway.accepting.AT_ONCE", at_once)
     running = serve(lambda played: played.end("fine"))
     busy = threading.Event()
     running.loop.call_soon_threadsafe(busy.wait)
@@ -34,7 +41,7 @@ def test_all_who_came_during_a_long_turn_are_taken_in_by_the_next(serve: Serve) 
 
     counted = asyncio.run_coroutine_threadsafe(turns_until_all_are_in(), running.loop)
     busy.set()
-    assert counted.result(LIMIT_S) < 10, "one in each turn would take 50"
+    assert least <= counted.result(LIMIT_S) < most, "one in each turn would take 50"
     for client in clients:
         client.until(b"fine")
     acceptor = running.server._acceptor
@@ -102,6 +109,44 @@ def test_who_comes_while_there_is_no_descriptor_for_him_waits_and_is_served(
     )
 
 
+def test_nothing_is_tried_while_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """He who could not be taken in waits in the queue, so that each turn of the loop would try again."""
+    monkeypatch.setattr("outfeed.gateway.accepting.REST_S", 3600.0)
+    with (
+        accepting([errno.EMFILE] * 1000) as (_, sock, loop),
+        closing(socket.create_connection(sock.getsockname())),
+    ):
+        eventually(lambda: len(sock.failures) < 1000, "a failure")
+
+        async def turns() -> None:
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+
+        asyncio.run_coroutine_threadsafe(turns(), loop).result(LIMIT_S)
+        assert len(sock.failures) == 999
+
+
+def test_one_that_cannot_be_taken_in_is_let_go(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with accepting([]) as (acceptor, sock, loop):
+
+        async def refuse(*_: object) -> None:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        acceptor._loop = cast(
+            Any, SimpleNamespace(create_task=loop.create_task, connect_accepted_socket=refuse)
+        )
+        with closing(socket.create_connection(sock.getsockname())) as client:
+            client.settimeout(LIMIT_S)
+            assert client.recv(5) == b""
+        acceptor._loop = loop
+        with closing(socket.create_connection(sock.getsockname())) as client:
+            client.settimeout(LIMIT_S)
+            assert client.recv(5) == b"hello"
+    (said,) = (record.message for record in caplog.records if record.name == "outfeed.gateway.accepting")
+    assert said.startswith("lost a connection while taking it in: ")
+
+
 def test_one_that_went_away_again_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
     with (
         accepting([errno.ECONNABORTED, errno.EINTR]) as (_, sock, _),
@@ -118,5 +163,6 @@ def test_it_may_be_closed_while_it_rests() -> None:
             eventually(lambda: len(sock.failures) < 1000, "a failure")
             loop.call_soon_threadsafe(acceptor.close)
             eventually(lambda: sock.fileno() == -1, "its end")
+            eventually(lambda: acceptor._rest is not None and acceptor._rest.cancelled(), "no more tries")
         left = len(sock.failures)
     assert len(sock.failures) == left

@@ -274,6 +274,7 @@ def test_a_client_that_does_not_read_leaves_its_tokens_merged_in_the_sink(serve:
         eventually(lambda: connection.paused or not played.source._channel.fresh, "taken or held")
     for _ in range(200):
         played.say("y")
+    running.call(asyncio.sleep(0))  # the server has heard of all of them
     assert played.source.statistics().merged > 100
     assert running.app.metrics.events <= sent
     played.end("z")

@@ -156,6 +156,22 @@ def test_a_batch_is_aborted_by_its_own_rid_or_each_prompt_by_its(
     assert not running.app._running._batches
 
 
+def test_two_batches_of_one_rid_are_both_aborted_by_it(serve: Serve) -> None:
+    """A rid is free when its prompt has ended: here that of the first prompt of a batch whose second runs."""
+    running = serve()
+    first, second = running.raw(), running.raw()
+    first.post("/generate", {"text": ["x", "y"], "rid": "B", "stream": True})
+    running.stream(1)
+    running.stream(0).end("ended")
+    second.post("/generate", {"text": ["z"], "rid": "B", "stream": True})
+    running.stream(2)
+    assert running.ask("POST", "/abort_request", {"rid": "B"}).json["aborted_here"] is True
+    for client in (first, second):
+        assert client.until(b"[DONE]").count(b'"code":499') == 1
+    eventually(lambda: running.app.idle, "idle")
+    assert not running.app._running._batches
+
+
 def test_an_answers_id_aborts_all_its_prompts_though_each_has_a_rid(serve: Serve) -> None:
     running = serve()
     client = running.raw()

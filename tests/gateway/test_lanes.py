@@ -5,9 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from outfeed.gateway.lanes import LaneWatch
-from outfeed.gateway.restoring import Restoring
-from outfeed.ring import CorruptLane, Ring
-from outfeed.sink import Progress
+from outfeed.ring import Ring
 
 from tests.instances import unique
 
@@ -57,21 +55,3 @@ def test_one_rank_less_is_told_and_the_last_one_is_fatal(rings: dict[str, Ring])
     spoil(rings["step"], 0)
     assert len(watch.look()) == 1
     assert watch.fatal is not None
-
-
-class CorruptIngress:
-    """Its control lane takes nothing any more."""
-
-    calls = 0
-
-    def restore(self, route: int, ids: bytes, text_bytes: int) -> None:
-        self.calls += 1
-        raise CorruptLane("control", READER, 64)
-
-
-def test_a_handover_is_given_up_when_it_can_reach_nobody() -> None:
-    ingress = CorruptIngress()
-    restoring = Restoring(ingress, lambda route, why: None)  # type: ignore[arg-type]
-    restoring.begin(0, 1, [Progress(1, "a", b"", 0), Progress(2, "b", b"", 0)])
-    assert restoring.go_on()
-    assert ingress.calls == 1

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from outfeed.gateway.server import add_gateway_arguments, gateway_options
+from outfeed.gateway.server import ServerError, add_gateway_arguments, gateway_options, keys
 
 from .conftest import LIMIT_S
 
@@ -55,6 +55,25 @@ def test_a_limit_that_is_none_is_refused_by_its_option(
     with pytest.raises(SystemExit):
         parser.parse_args([option])
     assert f"argument {option.partition('=')[0]}: {words}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", ["api", "admin"])
+@pytest.mark.parametrize("given", ["option", "environment"])
+@pytest.mark.parametrize("key", ["secret\n", " secret", "\t", "sec\x7fret", "s\udcffcret"])
+def test_a_key_that_no_client_can_send_is_refused(
+    which: str, given: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file with a line end, mostly: whoever sent what is meant would be told that it is wrong."""
+    parser = argparse.ArgumentParser()
+    add_gateway_arguments(parser)
+    args = parser.parse_args([f"--{which}-key={key}"] if given == "option" else [])
+    if given == "environment":
+        monkeypatch.setenv(f"OUTFEED_{which.upper()}_KEY", key)
+    with pytest.raises(ServerError, match=f"--{which}-key .* no client can send") as refused:
+        keys(args)
+    assert "cret" not in str(refused.value)
+    monkeypatch.undo()
+    assert keys(parser.parse_args(["--api-key=a b", "--admin-key=c"])) == ("a b", "c")
 
 
 def test_the_replay_scheduler_is_one_rank() -> None:

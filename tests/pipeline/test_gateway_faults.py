@@ -1,6 +1,7 @@
 """What goes wrong in and around a gateway, and that no request waits for ever because of it."""
 
 import asyncio
+import errno
 import itertools
 import mmap
 import os
@@ -13,7 +14,7 @@ from outfeed.gateway import front
 from outfeed.gateway.backend import FrontBackend
 from outfeed.gateway.front import TURN_PROMPTS, Answered
 from outfeed.ingress.errors import Unavailable
-from outfeed.ring import Frame
+from outfeed.ring import Frame, segment
 from outfeed.ring.board import Role, State
 from outfeed.ring.instance import Instance
 from outfeed.ring.names import segment_name
@@ -63,6 +64,33 @@ def test_a_forked_child_cannot_end_its_parents_gateway(rig: Rig) -> None:
     assert rig.front.ingress.live() == 1
     assert [type(message) for message in rig.port.recv()] == [Generate]
     stream.close()
+    assert served(rig)
+
+
+# ---- it has no file left to open
+
+
+def test_it_knows_the_bytes_of_tokens_when_no_file_can_be_opened_any_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clients have them all; a token is half of a character, which its text does not tell."""
+    backend = FrontBackend(rig.front)
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    (half, _) = rig.encode("ö")
+    monkeypatch.setattr(os, "open", refuse)
+    assert backend.token_bytes(half) == "ö".encode()[:1]
+    assert backend.is_special(rig.tokenizer.token_to_id("<|end|>"))
+    assert not backend.is_special(half)
+
+
+def test_without_a_table_of_tokens_it_serves_all_the_same(rig: Rig) -> None:
+    segment.unlink(segment_name(rig.name, "tokens"))
+    backend = FrontBackend(rig.front)
+    assert backend.token_bytes(65) is None
+    assert not backend.is_special(0)
     assert served(rig)
 
 
@@ -271,6 +299,40 @@ def test_a_corrupt_lane_ends_all_that_it_may_have_swallowed(rig: Rig, ring: str)
 def still_live(rig: Rig, routes: set[int]) -> bool:
     routes.update(rig.receive())
     return any(rig.port.is_live(route) for route in routes)
+
+
+def test_of_several_ranks_the_loss_of_one_ends_what_hangs_on_it_alone(
+    small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody says whose rows came by which: who has a row by another rank meanwhile goes on."""
+    monkeypatch.setattr("outfeed.sink.suspects.SILENT_S", 1.0)
+    instance = unique("faults", NUMBERS)
+    options = ("--tokenizer", str(small_tokenizer), "--shards", "1", "--ranks", "2")
+    with launched(instance, *options) as launcher:
+        rig = Rig(instance, small_tokenizer, launcher)
+        goes_on, hangs = rig.submit(2)
+        quarantined = 4096 + 512 * 1 + 136  # of lane 1, rank 1's: what a shard writes that finds it corrupt
+        path = f"/dev/shm/{segment_name(instance, 'step')}"
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            memory[quarantined : quarantined + 8] = (65).to_bytes(8, "little")
+        pushed = itertools.count()
+
+        def is_over() -> bool:
+            rig.receive()
+            rig.push([goes_on], rig.encode("a"))
+            next(pushed)
+            return rig.aborted != []
+
+        until("the one without a row to be given up", is_over)
+        assert rig.aborted == [hangs.route]
+        (end,) = rest_of(hangs)[2]
+        assert isinstance(end, Error)
+        assert (end.status, end.type) == (500, "corrupt_lane")
+        assert FrontBackend(rig.front).trouble() == "scheduler 1 is not running"
+        rig.push([goes_on], rig.encode("!"), FinishReason.length(9))
+        assert rest_of(goes_on)[0] == "a" * next(pushed) + "!"
+        assert served(rig)
+        rig.close()
 
 
 # ---- the reader's thread

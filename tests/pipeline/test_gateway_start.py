@@ -5,10 +5,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
+from outfeed.gateway import front
+from outfeed.gateway.readers import attach_reader
 from outfeed.gateway.server import listen
-from outfeed.ring.instance import leftovers
+from outfeed.ring.instance import InstanceGone, leftovers
 
 from tests.instances import unique
 
@@ -24,6 +30,19 @@ def refused(instance: str, port: int = 0) -> str:
     return said
 
 
+@contextmanager
+def serving(instance: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a gateway that serves."""
+    command = [sys.executable, "-m", "outfeed.gateway", "--instance", instance, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as gateway:
+        try:
+            assert gateway.stdout is not None
+            assert "serves on http://" in gateway.stdout.readline()
+            yield gateway
+        finally:
+            gateway.kill()
+
+
 def test_a_tokenizer_that_it_does_not_see(small_tokenizer: Path, tmp_path: Path) -> None:
     instance, file = unique("gateway"), tmp_path / "tokenizer.json"
     shutil.copy(small_tokenizer, file)
@@ -34,6 +53,25 @@ def test_a_tokenizer_that_it_does_not_see(small_tokenizer: Path, tmp_path: Path)
         launcher.wait(60)
     assert said.startswith(f"outfeed-gateway: cannot load the instance's tokenizer {file}: ")
     assert said.endswith("the file that the launcher was given, under the same path")
+
+
+def test_an_instance_that_ends_while_it_loads_the_tokenizer(
+    small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes a second for a large one. The board is open by then, and the rings are not yet."""
+    instance = unique("gateway", NUMBERS)
+    load = front._load_tokenizer
+    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1") as launcher:
+
+        def load_slowly(path: str) -> Any:
+            launcher.send_signal(signal.SIGINT)
+            launcher.wait(60)
+            return load(path)
+
+        monkeypatch.setattr(front, "_load_tokenizer", load_slowly)
+        with pytest.raises(InstanceGone, match=f"instance '{instance}' has ended"):
+            attach_reader(instance)
+    assert leftovers(instance) == []
 
 
 def test_a_number_or_a_port_that_another_process_has(small_tokenizer: Path) -> None:
@@ -56,13 +94,7 @@ def test_a_number_or_a_port_that_another_process_has(small_tokenizer: Path) -> N
 def test_it_ends_with_its_instance_and_the_next_one_is_free_to_start(small_tokenizer: Path) -> None:
     instance = unique("gateway")
     options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
-    command = [sys.executable, "-m", "outfeed.gateway", "--instance", instance, "--port", "0"]
-    with (
-        launched(instance, *options) as launcher,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as gateway,
-    ):
-        assert gateway.stdout is not None
-        assert "serves on http://" in gateway.stdout.readline()
+    with launched(instance, *options) as launcher, serving(instance) as gateway:
         launcher.kill()
         _, err = gateway.communicate(timeout=60)
     assert gateway.returncode == 1
@@ -70,4 +102,20 @@ def test_it_ends_with_its_instance_and_the_next_one_is_free_to_start(small_token
     with launched(instance, *options) as launcher:
         launcher.send_signal(signal.SIGINT)
         launcher.wait(60)
+    assert leftovers(instance) == []
+
+
+def test_one_that_is_told_to_stop_with_its_instance_has_not_failed(small_tokenizer: Path) -> None:
+    """A Ctrl-C for all of a terminal, or a machine that shuts down: whoever watches takes 1 for a failure."""
+    instance = unique("gateway", NUMBERS)
+    options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
+    with launched(instance, *options) as launcher, serving(instance) as gateway:
+        gateway.send_signal(signal.SIGSTOP)  # a busy machine: it hears of both at once
+        gateway.send_signal(signal.SIGINT)
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(60)
+        gateway.send_signal(signal.SIGCONT)
+        _, err = gateway.communicate(timeout=60)
+    assert gateway.returncode == 0, err
+    assert "ended with it" not in err
     assert leftovers(instance) == []
