@@ -29,6 +29,7 @@ from ..ring.instance import Instance
 from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
 from .damage import Damage
 from .lanes import LaneWatch
+from .ranks import Ranks
 from .restoring import Restoring
 
 log = logging.getLogger(__name__)
@@ -162,12 +163,9 @@ class Front:
         self.ingress.attach()
         self.reader = Reader(self._consumer, self.ingress.abort, self.ingress.end, self._take_over)
         self._restoring = Restoring(self.ingress, self._lost)
-        self._ranks = instance.board.rows(Role.SCHEDULER)
+        self._ranks = Ranks(instance.board)
         self._damage = Damage(instance.board, self._rings["egress"], self._lanes, self.reader, self.ingress)
         self._look_due = 0.0
-        self._schedulers = {
-            row.index: row.owner for row in instance.board.rows(Role.SCHEDULER) if row.serving
-        }
         self._gone = False
         self._failing_since: float | None = None
         self._failing: str | None = None
@@ -390,11 +388,9 @@ class Front:
             raise Unavailable(
                 "the server is draining: it finishes what runs and takes nothing new; try another"
             )
-        if time.monotonic() >= self._look_due or any(
-            row.owner != self._schedulers.get(row.index) for row in self._ranks
-        ):
+        if time.monotonic() >= self._look_due or self._ranks.moved():
             self._look()
-        if 0 not in self._schedulers:
+        if not self._ranks.received:
             raise Unavailable("no scheduler is attached to the instance; send the request again soon")
 
     def _run(self) -> None:
@@ -448,10 +444,9 @@ class Front:
         with self._looking:
             self._look_due = time.monotonic() + LOOK_S
             gone = not self.instance.alive
-            now = {row.index: row.owner for row in self.board.rows(Role.SCHEDULER) if row.serving}
-            lost = [rank for rank, owner in self._schedulers.items() if now.get(rank) != owner]
-            self._schedulers = now
-            if lost:  # at once: who comes from here on is submitted to the one that is there now
+            if (
+                lost := self._ranks.look()
+            ):  # at once: who comes from here on is submitted to the one that is there now
                 self.reader.fail(
                     Error(503, "scheduler_gone", "the scheduler went away; send the request again"),
                     abort="scheduler gone",

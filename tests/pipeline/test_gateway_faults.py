@@ -103,7 +103,7 @@ def test_a_scheduler_that_dies_while_a_prompt_is_tokenized_is_not_submitted_to(r
 
     async def ready_after_its_death(request: Any) -> Any:
         rig.port.close()
-        until("the gateway to see it", lambda: 0 not in rig.front._schedulers)
+        until("the gateway to see it", lambda: not rig.front._ranks.received)
         return await ready(request)
 
     rig.front.tokenize.ready = ready_after_its_death  # type: ignore[method-assign]
@@ -120,7 +120,7 @@ def test_nor_is_one_that_dies_just_before_the_request_is_live(rig: Rig, operatio
 
     def register_after_its_death(*request: Any) -> None:
         rig.port.close()
-        until("the gateway to see it", lambda: 0 not in rig.front._schedulers)
+        until("the gateway to see it", lambda: not rig.front._ranks.received)
         register(*request)
 
     rig.front.reader.register = register_after_its_death  # type: ignore[method-assign,assignment]
