@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from outfeed.gateway import front
 from outfeed.gateway.front import Front, Stream
+from outfeed.ingress.register import Ingress
 from outfeed.ring.errors import RingFull
 from outfeed.ring.instance import Instance
 from outfeed.ring.owner import Owner
@@ -175,6 +176,21 @@ def test_a_gateway_that_is_closed_while_the_request_ring_is_full_leaves_nothing_
     routes = {stream.route for stream in streams}
     until("the aborts", lambda: rig.receive() or routes <= set(rig.aborted))
     rig.front = Front.attach(rig.name, tokenizer=rig.tokenizer)
+
+
+def test_a_gateway_whose_first_word_was_damaged_says_what_it_has(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ATTACH is rejected at once: what the one before it had would run on for nobody."""
+    monkeypatch.setattr(Ingress, "attach", lambda ingress: rig.port._row.count("bad_frames"))
+    monkeypatch.setattr(rig.front.reader, "_on_abort", lambda *abort: None)
+    streams = rig.submit(2)
+    rig.port._look_due = time.monotonic_ns() + 3600 * 10**9  # it does not see that the one before has gone
+    rig.front.close()
+    rig.front = Front.attach(rig.name, tokenizer=rig.tokenizer)
+    routes = {stream.route for stream in streams}
+    until("the aborts", lambda: rig.receive() or routes <= set(rig.aborted))
+    rig.port._look_due = 0
 
 
 def test_a_drain_does_not_end_while_a_gateway_has_yet_to_show_what_came_just_before_it(
