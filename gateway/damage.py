@@ -7,7 +7,6 @@ what a request is.
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from ..ingress.register import Ingress
 from ..ring import Ring
@@ -15,11 +14,9 @@ from ..ring.board import Board, Role
 from ..ring.errors import RingError
 from ..sink import Error, Reader
 from .lanes import LaneWatch
+from .ranks import RECEIVER
 
 log = logging.getLogger(__name__)
-
-SCHEDULER: Final = 0
-"""The rank that reads the request ring."""
 
 
 class Damage:
@@ -34,8 +31,8 @@ class Damage:
         self._ingress = ingress
         self._me = ingress.routes.reader
         self._shards = board.rows(Role.SHARD)
-        self._scheduler = board.row(Role.SCHEDULER, SCHEDULER)
-        self._seen = self._seen_of_scheduler()
+        self._scheduler = board.row(Role.SCHEDULER, RECEIVER)
+        self._rejected = self._scheduler.get("bad_frames")
         self._said = ingress.routes.slots  # as many slots' requests have been told to the scheduler
 
     def look(self) -> None:
@@ -70,18 +67,11 @@ class Damage:
         return frozenset(row.index for row in told if lanes[row.index].owner != row.owner)
 
     def _say_live(self) -> None:
-        """Tell the scheduler what is live here when it has rejected a frame, or attached anew.
-
-        So it finds what was lost, or what it never knew.
-        """
-        if (seen := self._seen_of_scheduler()) != self._seen:
-            self._seen, self._said = seen, 0
+        """Tell the scheduler what is live here when it has rejected a frame: so it finds what was lost."""
+        if (rejected := self._scheduler.get("bad_frames")) != self._rejected:
+            self._rejected, self._said = rejected, 0
         try:
             while self._said < self._ingress.routes.slots:
                 self._said = self._ingress.live_from(self._said)
         except RingError as error:
             log.debug("what is live is told in a moment: %s", error)
-
-    def _seen_of_scheduler(self) -> tuple[int, int]:
-        # A process that attaches twice is the same owner on the board, of another epoch.
-        return self._scheduler.epoch, self._scheduler.get("bad_frames")

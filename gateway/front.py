@@ -20,15 +20,17 @@ from typing import Any, Final
 
 from ..ingress.errors import Refused, TicketClosed, Unavailable
 from ..ingress.register import Ingress, Ticket
-from ..ingress.request import MAX_TOP_LOGPROBS, Model
+from ..ingress.request import MAX_TOP_LOGPROBS, Model, Ready
 from ..ingress.routes import RouteTable
 from ..ingress.tokenize import Tokenize
 from ..ring import Doorbell, RingStats, logs, wait
-from ..ring.board import Board, InstanceConfig, Phase, Role, State
+from ..ring.board import Board, Phase, Role, State
 from ..ring.instance import Instance
 from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
 from .damage import Damage
 from .lanes import LaneWatch
+from .model import load_tokenizer, model_of
+from .ranks import Ranks
 from .restoring import Restoring
 
 log = logging.getLogger(__name__)
@@ -99,40 +101,6 @@ class Stream:
         self.close()
 
 
-class NoTokenizer(ValueError):
-    """The instance's tokenizer file cannot be loaded in this process."""
-
-
-def _load_tokenizer(path: str) -> Any:
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(path)
-    except Exception as error:  # the library raises plain Exception, whatever is wrong
-        raise NoTokenizer(
-            f"cannot load the instance's tokenizer {path}: {error}; this process must see the file that the "
-            "launcher was given, under the same path"
-        ) from error
-
-
-def model_of(config: InstanceConfig, tokenizer: Any, max_top_logprobs: int = MAX_TOP_LOGPROBS) -> Model:
-    """Return what every gateway of the instance checks requests against.
-
-    Raises:
-        BadRequest: the instance's sampling defaults are none for this tokenizer.
-    """
-    # Not the number of tokens: ids may have gaps, and the largest one counts.
-    vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    return Model(
-        vocabulary,
-        config.context_length,
-        tokenizer,
-        config.characters_per_token,
-        config.sampling_defaults,
-        max_top_logprobs,
-    )
-
-
 class Front:
     """Reader number `reader` of an instance. `submit` from one event loop or from threads.
 
@@ -159,15 +127,12 @@ class Front:
         self._writers = (control, request)
         self.routes = RouteTable(reader, config.shards, config.slots)
         self.ingress = Ingress(control, request, self.routes, detect_stops=config.detect_stops)
-        self.ingress.attach()
         self.reader = Reader(self._consumer, self.ingress.abort, self.ingress.end, self._take_over)
         self._restoring = Restoring(self.ingress, self._lost)
-        self._ranks = instance.board.rows(Role.SCHEDULER)
+        self._ranks = Ranks(instance.board)
         self._damage = Damage(instance.board, self._rings["egress"], self._lanes, self.reader, self.ingress)
+        self.ingress.attach()  # when what is rejected is counted: this may be
         self._look_due = 0.0
-        self._schedulers = {
-            row.index: row.owner for row in instance.board.rows(Role.SCHEDULER) if row.serving
-        }
         self._gone = False
         self._failing_since: float | None = None
         self._failing: str | None = None
@@ -209,7 +174,7 @@ class Front:
         try:
             opened.board.row(Role.READER, reader)
             if tokenizer is None:
-                tokenizer = _load_tokenizer(opened.config.tokenizer)
+                tokenizer = load_tokenizer(opened.config.tokenizer)
             return cls(opened, reader, model_of(opened.config, tokenizer, max_top_logprobs), sink_bytes)
         except BaseException:
             opened.close()
@@ -233,7 +198,7 @@ class Front:
         streams: list[Stream] = []
         try:
             for number, prompt in enumerate(prompts, 1):
-                streams.append(self._start(self.ingress.open(prompt), None))
+                streams.append(self._start(prompt))
                 if number % TURN_PROMPTS == 0:
                     await asyncio.sleep(0)
         except BaseException:
@@ -251,7 +216,7 @@ class Front:
             TimeoutError: no answer within `timeout` seconds.
         """
         self._must_serve()
-        with self._start(self.ingress.open_control(), (op, body)) as stream:
+        with self._start(None, (op, body)) as stream:
             match await stream.source.receive(timeout):
                 case Control(answer):
                     return answer
@@ -294,7 +259,7 @@ class Front:
         """Return when a shard's answer came, or why none did."""
         try:
             self._must_serve()
-            with self._start(self.ingress.open_control(shard=shard), ("health", b"")) as stream:
+            with self._start(None, ("health", b""), shard) as stream:
                 item = await stream.source.receive(timeout)
         except TimeoutError:
             return f"no answer within {timeout:g} s"
@@ -360,23 +325,31 @@ class Front:
     ) -> None:
         self.close()
 
-    def _start(self, ticket: Ticket, operation: tuple[str, bytes] | None) -> Stream:
-        sender, source = open_sink(self._sink_bytes)
-        self.reader.register(ticket.route, ticket.rid, sender)
+    def _start(
+        self, prompt: Ready | None, operation: tuple[str, bytes] = ("", b""), shard: int | None = None
+    ) -> Stream:
+        """Register and submit a prompt, or else an operation. Without memory, too, nothing is left of it."""
+        ticket = self.ingress.open_control(shard=shard) if prompt is None else self.ingress.open(prompt)
         try:
+            sender, source = open_sink(self._sink_bytes)
+            stream = Stream(ticket, source)  # made first: behind the submission nothing may fail
+            self.reader.register(ticket.route, ticket.rid, sender)
             # Again: who ended the live requests since the door has not ended this one.
             self._must_serve()
-            if operation is None:
+            if prompt is not None:
                 self.ingress.submit(ticket)
             else:
                 self.ingress.submit_control(ticket, *operation)
         except TicketClosed:
-            return Stream(ticket, source)  # ended before it began, and told why: its shard is lost, say
+            pass  # ended before it began, and told why: its shard is lost, say
         except BaseException:
             self.reader.unregister(ticket.route)
-            self.ingress.end(ticket.route)
+            try:
+                self.ingress.end(ticket.route)
+            except MemoryError:
+                self.reader.call(lambda: self.ingress.end(ticket.route))  # until there is some
             raise
-        return Stream(ticket, source)
+        return stream
 
     def _must_serve(self) -> None:
         """Refuse at the door what nobody would answer."""
@@ -390,11 +363,9 @@ class Front:
             raise Unavailable(
                 "the server is draining: it finishes what runs and takes nothing new; try another"
             )
-        if time.monotonic() >= self._look_due or any(
-            row.owner != self._schedulers.get(row.index) for row in self._ranks
-        ):
+        if time.monotonic() >= self._look_due or self._ranks.moved():
             self._look()
-        if 0 not in self._schedulers:
+        if not self._ranks.received:
             raise Unavailable("no scheduler is attached to the instance; send the request again soon")
 
     def _run(self) -> None:
@@ -448,10 +419,9 @@ class Front:
         with self._looking:
             self._look_due = time.monotonic() + LOOK_S
             gone = not self.instance.alive
-            now = {row.index: row.owner for row in self.board.rows(Role.SCHEDULER) if row.serving}
-            lost = [rank for rank, owner in self._schedulers.items() if now.get(rank) != owner]
-            self._schedulers = now
-            if lost:  # at once: who comes from here on is submitted to the one that is there now
+            if (
+                lost := self._ranks.look()
+            ):  # at once: who comes from here on is submitted to the one that is there now
                 self.reader.fail(
                     Error(503, "scheduler_gone", "the scheduler went away; send the request again"),
                     abort="scheduler gone",

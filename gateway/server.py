@@ -44,8 +44,8 @@ from .app import App, Options
 from .backend import Backend, FrontBackend
 from .chat import ChatTemplate, NoTemplate
 from .connection import Connections
-from .front import NoTokenizer
 from .limits import Limits
+from .model import NoTokenizer
 from .ports import has_stranger
 from .readers import attach_reader
 from .siblings import Siblings

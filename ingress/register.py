@@ -243,9 +243,13 @@ class Ingress:
         with self._lock:
             if rid in self._by_rid:
                 raise RidInUse(f"rid {rid!r} names a request that is still running; use another, or none")
-            ticket = Ticket(self.routes.acquire(shard), rid, prompt)
-            self._by_rid[rid] = ticket
-            self._by_route[ticket.route] = ticket
+            route = self.routes.acquire(shard)
+            try:
+                ticket = self._by_rid[rid] = self._by_route[route] = Ticket(route, rid, prompt)
+            except MemoryError:
+                self._by_rid.pop(rid, None)
+                self.routes.release(route)
+                raise
             return ticket
 
     def _frames(self, route: int, prompt: Ready) -> tuple[bytes, bytes]:
@@ -277,17 +281,17 @@ class Ingress:
         self._close(ticket)
 
     def _close(self, ticket: Ticket) -> None:
+        self.routes.release(ticket.route)  # first: without memory for it the ticket is still open
         del self._by_route[ticket.route]
         del self._by_rid[ticket.rid]
         self._submitted.discard(ticket.route)
-        self.routes.release(ticket.route)
 
     def _send(self, writer: FrameWriter, tag: Tag, frame: bytes, ticket: Ticket) -> None:
         """Write one frame of a ticket's; on failure close it, and unregister it if it was registered."""
         try:
-            writer.write(tag, frame)
-            if tag is not Tag.REGISTER:
+            if tag is not Tag.REGISTER:  # before: what is out must be known to be
                 self._submitted.add(ticket.route)
+            writer.write(tag, frame)
             return
         except RingError as error:
             if tag is Tag.GENERATE:

@@ -57,11 +57,13 @@ class RouteTable:
                 raise Unavailable(
                     f"all {self.slots} places for requests are taken; send it again when others have ended"
                 )
-            slot = self._free.popleft()
+            # All that takes memory comes first: without it the slot is still free.
+            slot = self._free[0]
             shard = self._least() if shard is None else shard
             route = make_route(self.reader, shard, slot, self._generations[slot])
-            self._held[slot] = route
             self._live[shard] += 1
+            self._held[slot] = route
+            self._free.popleft()
             return route
 
     def avoid(self, shards: frozenset[int]) -> None:
@@ -74,10 +76,11 @@ class RouteTable:
             slot = slot_of(route)
             if slot >= self.slots or self._held[slot] != route:
                 return False
-            self._held[slot] = None
-            self._generations[slot] = next_generation(generation_of(route))
-            self._live[shard_of(route)] -= 1
+            # All that takes memory comes first: without it the route is still live.
+            shard, generation = shard_of(route), next_generation(generation_of(route))
+            left = self._live[shard] - 1
             self._free.append(slot)
+            self._held[slot], self._generations[slot], self._live[shard] = None, generation, left
             return True
 
     def loads(self) -> list[int]:

@@ -9,14 +9,15 @@ at an instance (another process of it, `top`, a health check) reads the rows and
     4096    configuration, JSON
     65536   rows, 256 bytes each: launcher, ranks, shards, readers
 
-    row     u64 owner │ heartbeat (CLOCK_MONOTONIC ns) │ state │ epoch │ counters[27] │ owner again
+    row     u64 owner │ heartbeat (CLOCK_MONOTONIC ns) │ state │ epoch │ counters[25] │ epoch │ epoch │ owner
 
 Every u64 is aligned and written with one store, so a reader sees the old or the new value, never a mix.
 
 Any word may be scribbled over, and one rule holds for all: a word has one keeper, who knows by itself what is
 in it and stores it again with each heartbeat (`Board.keep`, `BoardRow.beat`). Until then no single word makes
-a live process look dead or an instance stopped: owners stand twice, phases and states are words of eight
-letters, and what is none of them says nothing. What is added to a word wraps at 2^64.
+a live process look dead or new, or an instance stopped: owners stand twice, epochs three times; phases and
+states are words of eight letters, and what is none of them says nothing. What is added to a word wraps at
+2^64.
 The board must not know what a row's counters mean to its owner beyond their names.
 """
 
@@ -40,7 +41,7 @@ from .owner import Owner, space
 from .segment import Segment, attach, create, unlink
 
 MAGIC: Final = b"OUTFEEDB"
-VERSION: Final = 3
+VERSION: Final = 4
 MAX_EACH: Final = 64
 """Shards, readers and ranks of an instance, each at most; fewer than a route could name."""
 MIN_LANE_BYTES: Final = 1 << 12
@@ -57,9 +58,9 @@ _ROWS_AT: Final = 65536
 _ROW_WORDS: Final = 32
 _HEARTBEAT: Final = 1
 _STATE: Final = 2
-_EPOCH: Final = 3
 _COUNTERS_AT: Final = 4
 _OWNER_AGAIN: Final = _ROW_WORDS - 1
+_EPOCHS: Final = (3, _ROW_WORDS - 3, _ROW_WORDS - 2)
 _WORD: Final = (1 << 64) - 1
 
 COUNTERS: Final = (
@@ -168,7 +169,8 @@ class BoardRow:
         kept = array("Q", bytes(8 * _ROW_WORDS))
         kept[0] = kept[_OWNER_AGAIN] = me
         kept[_STATE] = state
-        kept[_EPOCH] = self.epoch
+        for at in _EPOCHS:
+            kept[at] = self.epoch
         self._kept = kept
         self.beat()
 
@@ -241,12 +243,19 @@ class BoardRow:
 
     @property
     def epoch(self) -> int:
-        """How many times the process in this row has been replaced."""
-        return int(self._words[self._base + _EPOCH])
+        """How many times the process in this row has been replaced, as most of its three words say."""
+        return sorted(map(self._get, _EPOCHS))[1]
+
+    @property
+    def holder(self) -> tuple[Owner | None, int]:
+        """Who has the row: the process, and its epoch. One that attaches anew is another holder."""
+        return self.owner, self.epoch
 
     def count_replacement(self) -> None:
         """Note that another process takes the place of the one in this row. The epoch is never 0 again."""
-        self._put(_EPOCH, (self._get(_EPOCH) + 1) & _WORD or 1)
+        after = (self.epoch + 1) & _WORD or 1
+        for at in _EPOCHS:
+            self._put(at, after)
 
     def count(self, name: str, more: int = 1) -> None:
         """Add `more` to the counter `name` (one of COUNTERS)."""

@@ -85,6 +85,8 @@ class SchedulerPort:
         self._damage_rows = [*instance.board.rows(Role.SHARD), *self._readers]
         self._damage = self._seen_damage()
         self._tally_at: int | None = None
+        self._doubted: set[int] = set()
+        """Gateways of which something was rejected, until they have said what they have."""
         self._closed = False
         self._pid = os.getpid()
         if self._row.owner is not None:
@@ -169,6 +171,7 @@ class SchedulerPort:
                 # That gateway sees the count, and says what it has (LIVE): so what was lost is found.
                 log.error("dropped a frame of gateway %d: %s", frame[0], error or "no memory")
                 self._row.count("bad_frames")
+                self._doubted.add(frame[0])
         # Last: what it returns is told once, and a read that raises would lose it.
         if now >= self._look_due:
             self._look_due = now + LOOK_EVERY_NS
@@ -360,14 +363,19 @@ class SchedulerPort:
             self._table.open(route, 0)
             self._table.end(route)
             self._tally_at = 0
+        if theirs.end >= self._instance.config.slots:  # the last part
+            self._doubted.discard(theirs.reader)
         return aborts
 
     def _vacate(self, route: int) -> list[Abort]:
-        """End the request whose slot this one takes: its ABORT was lost, or waits for room.
+        """End the request whose slot this one takes: its ABORT was lost.
 
-        From here on that would find nothing live, nor a LIVE miss it: the table has one request a slot.
+        No LIVE would miss it from here on: the table has one request a slot. Of several ranks another may
+        have ended it, which nobody says here; but while nothing of a gateway is lost, no ABORT of it is.
         """
-        before = self._table.before(route, shared=self._instance.config.ranks > 1)
+        if self._instance.config.ranks > 1 and reader_of(route) not in self._doubted:
+            return []
+        before = self._table.before(route)
         return [] if before is None else self._end([before])
 
     def _is_theirs(self, route: int, theirs: Live) -> bool:
@@ -404,6 +412,7 @@ class SchedulerPort:
                 self._row.count("aborts")
                 return [message]
             case Attach():
+                self._doubted.discard(message.reader)
                 return [*self._orphans(message.reader)]
             case Live():
                 return [*self._compare(message)]

@@ -124,21 +124,15 @@ class RowTable:
         self.is_live(route)
         return bool(self._entries["route"][self._place(route)] == route)
 
-    def before(self, route: int, shared: bool) -> int | None:
+    def before(self, route: int) -> int | None:
         """Return the live request in whose slot this one comes; None when there is none but itself.
-
-        shared: other ranks push rows, too, and do not say so here. A request that has had no token may be
-        one of theirs, which has ended long ago: it is left out.
 
         Raises:
             UnknownRoute: the route's reader or slot is not in this instance.
         """
         self.is_live(route)
         entry = self._entries[self._place(route)]
-        if not entry["live"] or entry["route"] == route:
-            return None
-        ours = not shared or entry["emitted"] or entry["live"] == lib.OUTFEED_CONTROL
-        return int(entry["route"]) if ours else None
+        return int(entry["route"]) if entry["live"] and entry["route"] != route else None
 
     def standings(self, start: int, limit: int) -> tuple[list[tuple[int, int, int]], int | None]:
         """Return (route, tokens pushed, Standing) of up to `limit` requests, and where the next ones begin.

@@ -64,3 +64,14 @@ class Progress(msgspec.Struct, frozen=True):
     """Every output id delivered, i32 little-endian."""
     text_bytes: int
     """Bytes of UTF-8 text delivered with them."""
+
+
+class Ending(msgspec.Struct):
+    """A request that is live no more, until its owner was told."""
+
+    route: int
+    rid: str
+    abort: str | None
+    """Why it is to be aborted at the scheduler; None when it is not, or was."""
+    registered: bool = True
+    """False for a ghost: it was never known here."""

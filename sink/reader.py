@@ -25,7 +25,7 @@ from ._deliver import deliver
 from .channel import FOLD_AT, SinkClosed, SinkFull, SinkSender
 from .columns import columns_of
 from .events import ChunkEvent, Control, Error
-from .live import Live, Progress, ReaderStatistics
+from .live import Ending, Live, Progress, ReaderStatistics
 from .suspects import Suspects
 from .waiting import Waiter, wake
 
@@ -46,7 +46,8 @@ class Reader:
                                   (a full request ring), again each turn until it returns. `rid` is empty
                                   for a row of a route that this reader never knew
     on_end(route)                 the request is over for the reader: its slot may be used again. Called once
-                                  for each registered request, after its abort if it has one
+                                  for each registered request, behind its abort if it has one, which must not
+                                  come after what is next in its slot; without memory again each turn
     on_takeover(shard, epoch)     a new process is that shard: RESTORE what `progress` says
 
     The callbacks run on the reader's thread and must not block. `register`, `unregister`, `call`,
@@ -73,7 +74,9 @@ class Reader:
         self._cut_off: frozenset[int] = frozenset()
         self._suspects = Suspects(self._came)
         self._requests: deque[Callable[[], None]] = deque()
-        self._aborts: deque[tuple[int, str, str]] = deque()
+        # Who has ended and is to be aborted first, in order; and who is not.
+        self._aborts: deque[Ending] = deque()
+        self._ends: deque[Ending] = deque()
         self._wakes: list[Waiter] = []
         self._stats = ReaderStatistics()
 
@@ -172,8 +175,7 @@ class Reader:
             if self._wakes:
                 wake(self._wakes)  # without memory for it again at the next drain: nobody else would
                 self._wakes.clear()
-            if self._aborts:
-                self._send_aborts()
+            self._settle()
         return len(frames)
 
     def statistics(self) -> ReaderStatistics:
@@ -367,7 +369,7 @@ class Reader:
         if route in self._ended or reader_of(route) != self._index or len(self._aborts) >= REMEMBERED:
             return
         self._remember(route)
-        self._aborts.append((route, "", "unknown route"))
+        self._aborts.append(Ending(route, "", "unknown route", registered=False))
 
     def _abort_now(self, route: int, reason: str, error: Error | None) -> None:
         live = self._live.get(route)
@@ -396,37 +398,54 @@ class Reader:
             return
         # All that takes memory comes first: whom it fails for is live until the next try.
         self._remember(live.route)
-        if abort is not None:
-            self._aborts.append((live.route, live.rid, abort))
+        waiting = self._ends if abort is None else self._aborts
+        waiting.append(Ending(live.route, live.rid, abort))
         if self._live.pop(live.route, None) is None:
-            return
-        self._send_aborts()
-        try:
-            self._on_end(live.route)
-        except Exception:
-            log.exception("on_end of %s failed", format_route(live.route))
+            waiting.pop()  # unregistered meanwhile
+        self._settle()
 
     def _remember(self, route: int) -> None:
         self._ended[route] = None
         if len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
-    def _send_aborts(self) -> None:
-        """Send what aborts there are, in order, until one is refused."""
-        while self._aborts:
-            route, rid, reason = self._aborts[0]
-            try:
-                self._on_abort(route, rid, reason)
-            except CorruptLane as error:
-                # The scheduler finds the lane lost, too, and stops all that came on it.
-                log.error("%d aborts cannot be sent: %s", len(self._aborts), error)
-                self._aborts.clear()
-                return
-            except Exception as error:
-                log.warning("abort of %s is tried again: %s", format_route(route), error)
-                return
+    def _settle(self) -> None:
+        """Abort who is to be, in order, until one is refused; say of all others that they are over."""
+        while self._aborts and self._is_aborted(self._aborts[0]) and self._is_over(self._aborts[0]):
             self._aborts.popleft()
-            self._stats.aborts += 1
+        while self._ends and self._is_over(self._ends[0]):
+            self._ends.popleft()
+
+    def _is_aborted(self, ending: Ending) -> bool:
+        """Whether its abort is sent, or cannot be any more."""
+        if ending.abort is None:
+            return True
+        try:
+            self._on_abort(ending.route, ending.rid, ending.abort)
+        except CorruptLane as error:
+            # The scheduler finds the lane lost, too, and stops all that came on it.
+            log.error("%d aborts cannot be sent: %s", len(self._aborts), error)
+            for waiting in self._aborts:
+                waiting.abort = None
+            return True
+        except Exception as error:
+            log.warning("abort of %s is tried again: %s", format_route(ending.route), error)
+            return False
+        ending.abort = None
+        self._stats.aborts += 1
+        return True
+
+    def _is_over(self, ending: Ending) -> bool:
+        """Whether `on_end` was called, or need not be. Without memory for it the slot is still taken."""
+        if not ending.registered:
+            return True
+        try:
+            self._on_end(ending.route)
+        except MemoryError:
+            return False
+        except Exception:
+            log.exception("on_end of %s failed", format_route(ending.route))
+        return True
 
 
 def _lost_rank() -> Error:

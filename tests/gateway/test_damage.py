@@ -19,7 +19,6 @@ class Row:
 
     index: int = 0
     owner: object = "it"
-    epoch: int = 0
     bad_frames: int = 0
     cut_off: int = 0
 
@@ -57,13 +56,12 @@ class Around:
         return Damage(*(board, egress, nothing_lost), me, me)  # type: ignore[arg-type]
 
 
-def test_a_scheduler_that_rejected_a_frame_or_is_new_is_told_once_what_is_live() -> None:
+def test_a_scheduler_that_rejected_a_frame_is_told_once_what_is_live() -> None:
     around = Around()
     damage = around.damage()
     damage.look()
     assert around.told == [], "it knows all there is"
-    for changes in ("bad_frames", "epoch"):
-        setattr(around.scheduler, changes, 1)
+    for around.scheduler.bad_frames in (1, 2):
         damage.look()
         assert around.told == [0, 4], "its lane is full"
         damage.look()
@@ -75,12 +73,12 @@ def test_a_scheduler_that_rejected_a_frame_or_is_new_is_told_once_what_is_live()
         around.told.clear()
 
 
-def test_what_was_half_told_is_told_anew_when_the_scheduler_is_another_one() -> None:
+def test_what_was_half_told_is_told_anew_when_the_scheduler_rejected_another_frame() -> None:
     around = Around()
     damage = around.damage()
-    around.scheduler.epoch = 1
+    around.scheduler.bad_frames = 1
     damage.look()
-    around.scheduler.epoch, around.full = 2, False
+    around.scheduler.bad_frames, around.full = 2, False
     damage.look()
     assert around.told == [0, 4, 0, 4, 8]
 

@@ -1,6 +1,6 @@
 """What a gateway checks requests against."""
 
-from outfeed.gateway.front import model_of
+from outfeed.gateway.model import model_of
 from outfeed.ring.board import InstanceConfig
 
 

@@ -63,12 +63,18 @@ class Rig:
                     self.aborted.append(route)
         return routes
 
-    def push(self, streams: list[Stream], ids: list[int], finish: FinishReason | None = None) -> None:
-        """One step: every stream gets `ids`."""
+    def push(
+        self,
+        streams: list[Stream],
+        ids: list[int],
+        finish: FinishReason | None = None,
+        port: SchedulerPort | None = None,
+    ) -> None:
+        """One step: every stream gets `ids`, from rank 0 unless another one's port is given."""
         routes = np.array([stream.route for stream in streams], dtype=np.uint64)
         counts = np.full(len(streams), len(ids), dtype=np.uint32)
         ends = dict.fromkeys(range(len(streams)), finish) if finish else None
-        self.port.push_tokens(routes, ids * len(streams), counts, finishes=ends, timeout=5)
+        (port or self.port).push_tokens(routes, ids * len(streams), counts, finishes=ends, timeout=5)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids

@@ -126,7 +126,7 @@ def test_a_scheduler_that_dies_while_a_prompt_is_tokenized_is_not_submitted_to(r
 
     async def ready_after_its_death(request: Any) -> Any:
         rig.port.close()
-        until("the gateway to see it", lambda: 0 not in rig.front._schedulers)
+        until("the gateway to see it", lambda: not rig.front._ranks.received)
         return await ready(request)
 
     rig.front.tokenize.ready = ready_after_its_death  # type: ignore[method-assign]
@@ -143,7 +143,7 @@ def test_nor_is_one_that_dies_just_before_the_request_is_live(rig: Rig, operatio
 
     def register_after_its_death(*request: Any) -> None:
         rig.port.close()
-        until("the gateway to see it", lambda: 0 not in rig.front._schedulers)
+        until("the gateway to see it", lambda: not rig.front._ranks.received)
         register(*request)
 
     rig.front.reader.register = register_after_its_death  # type: ignore[method-assign,assignment]
@@ -306,13 +306,10 @@ def test_of_several_ranks_the_loss_of_one_ends_what_hangs_on_it_alone(
 ) -> None:
     """Nobody says whose rows came by which: who has a row by another rank meanwhile goes on."""
     monkeypatch.setattr("outfeed.sink.suspects.SILENT_S", 1.0)
-    instance = unique("faults", NUMBERS)
-    options = ("--tokenizer", str(small_tokenizer), "--shards", "1", "--ranks", "2")
-    with launched(instance, *options) as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("faults", small_tokenizer, "--shards", "1", "--ranks", "2") as rig:
         goes_on, hangs = rig.submit(2)
         quarantined = 4096 + 512 * 1 + 136  # of lane 1, rank 1's: what a shard writes that finds it corrupt
-        path = f"/dev/shm/{segment_name(instance, 'step')}"
+        path = f"/dev/shm/{segment_name(rig.name, 'step')}"
         with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             memory[quarantined : quarantined + 8] = (65).to_bytes(8, "little")
         pushed = itertools.count()
@@ -332,7 +329,6 @@ def test_of_several_ranks_the_loss_of_one_ends_what_hangs_on_it_alone(
         rig.push([goes_on], rig.encode("!"), FinishReason.length(9))
         assert rest_of(goes_on)[0] == "a" * next(pushed) + "!"
         assert served(rig)
-        rig.close()
 
 
 # ---- the reader's thread

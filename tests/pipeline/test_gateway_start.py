@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from outfeed.gateway import front
+from outfeed.gateway.model import load_tokenizer
 from outfeed.gateway.readers import attach_reader
 from outfeed.gateway.server import listen
 from outfeed.ring.instance import InstanceGone, leftovers
@@ -59,16 +60,15 @@ def test_an_instance_that_ends_while_it_loads_the_tokenizer(
     small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That takes a second for a large one. The board is open by then, and the rings are not yet."""
-    instance = unique("gateway", NUMBERS)
-    load = front._load_tokenizer
+    instance = unique("gateway")
     with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1") as launcher:
 
         def load_slowly(path: str) -> Any:
             launcher.send_signal(signal.SIGINT)
             launcher.wait(60)
-            return load(path)
+            return load_tokenizer(path)
 
-        monkeypatch.setattr(front, "_load_tokenizer", load_slowly)
+        monkeypatch.setattr(front, "load_tokenizer", load_slowly)
         with pytest.raises(InstanceGone, match=f"instance '{instance}' has ended"):
             attach_reader(instance)
     assert leftovers(instance) == []
@@ -107,7 +107,7 @@ def test_it_ends_with_its_instance_and_the_next_one_is_free_to_start(small_token
 
 def test_one_that_is_told_to_stop_with_its_instance_has_not_failed(small_tokenizer: Path) -> None:
     """A Ctrl-C for all of a terminal, or a machine that shuts down: whoever watches takes 1 for a failure."""
-    instance = unique("gateway", NUMBERS)
+    instance = unique("gateway")
     options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
     with launched(instance, *options) as launcher, serving(instance) as gateway:
         gateway.send_signal(signal.SIGSTOP)  # a busy machine: it hears of both at once

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from outfeed.gateway import front
 from outfeed.gateway.front import Front, Stream
+from outfeed.ingress.register import Ingress
 from outfeed.ring.errors import RingFull
 from outfeed.ring.instance import Instance
 from outfeed.ring.owner import Owner
 from outfeed.shards.launcher import _idle
-from outfeed.sidecar import FinishReason, SchedulerPort
+from outfeed.sidecar import FinishReason, Generate, SchedulerPort
 from outfeed.sink import Error, SinkSender
 from outfeed.sink.live import ReaderStatistics
 
@@ -27,7 +28,7 @@ BODY = {"input_ids": [1], "sampling_params": {"max_new_tokens": 9}}
 
 @pytest.fixture(scope="module")
 def shared(small_tokenizer: Path) -> Iterator[Rig]:
-    with running_rig("meetings", small_tokenizer, "--shards", "1") as rig:
+    with running_rig("meetings", small_tokenizer, "--shards", "1", "--ranks", "2") as rig:
         yield rig
 
 
@@ -85,23 +86,36 @@ def test_a_request_that_is_aborted_on_its_way_to_the_scheduler_does_not_run_for_
     assert not rig.port.is_live(stream.route)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("delivered", [False, True])
 def test_a_scheduler_that_attaches_anew_in_its_process_knows_nothing_of_what_ran(
-    rig: Rig, delivered: bool
+    rig: Rig, delivered: bool, rank: int
 ) -> None:
     """Its loop failed and begins again, sooner than the gateway looks: the same process is on the board."""
-    streams = rig.submit(2)
-    if delivered:
-        rig.push(streams, rig.encode("so far"))
-        rig.let_the_shards_have_it()
-    rig.receive()  # or it would be told again what it has not handled
-    with rig.front._looking:  # nobody looks in between
-        rig.port.close()
-        rig.port = SchedulerPort.attach(rig.name)
-    assert [error_of(rig, stream).status for stream in streams] == [500, 500]
-    (stream,) = rig.submit()
-    rig.push([stream], rig.encode("anew"), FinishReason.length(1))
-    assert rest_of(stream)[0] == "anew"
+    other = SchedulerPort.attach(rig.name, rank=1)
+    try:
+        until("the gateway to see rank 1", lambda: 1 in rig.front._ranks.present)
+        streams = rig.submit(2)
+        rig.receive()  # or it would be told again what it has not handled
+        for stream in streams:
+            other.adopt(Generate(stream.route, "", b"\1\0\0\0", {}))
+        if delivered:
+            rig.push(streams, rig.encode("so far"), port=[rig.port, other][rank])
+            rig.let_the_shards_have_it()
+        with rig.front._looking:  # nobody looks in between
+            if rank == 0:
+                rig.port.close()
+                rig.port = SchedulerPort.attach(rig.name)
+            else:
+                other.close()
+                other = SchedulerPort.attach(rig.name, rank=1)
+        assert [error_of(rig, stream).type for stream in streams] == ["scheduler_gone"] * 2
+        (stream,) = rig.submit()
+        rig.push([stream], rig.encode("anew"), FinishReason.length(1))
+        assert rest_of(stream)[0] == "anew"
+    finally:
+        other.close()
+        until("the gateway to see rank 1 go", lambda: 1 not in rig.front._ranks.present)
 
 
 def test_a_request_ends_whose_instance_was_there_at_the_door_and_gone_behind_it(
@@ -133,7 +147,7 @@ def test_a_request_is_not_ended_with_a_scheduler_that_it_was_not_submitted_to(
     with monkeypatch.context() as patched:
         patched.setattr(front, "LOOK_S", 1e9)  # the door does not look again by itself
         patched.setattr(front.log, "error", submit_meanwhile)
-        rig.front._schedulers = {0: Owner(1, 1)}
+        rig.front._ranks.present = {0: (Owner(1, 1), 0)}
         rig.front._look()
     rig.front._look()
     (stream,) = streams
@@ -156,6 +170,21 @@ def test_a_gateway_that_is_closed_while_the_request_ring_is_full_leaves_nothing_
     routes = {stream.route for stream in streams}
     until("the aborts", lambda: rig.receive() or routes <= set(rig.aborted))
     rig.front = Front.attach(rig.name, tokenizer=rig.tokenizer)
+
+
+def test_a_gateway_whose_first_word_was_damaged_says_what_it_has(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ATTACH is rejected at once: what the one before it had would run on for nobody."""
+    monkeypatch.setattr(Ingress, "attach", lambda ingress: rig.port._row.count("bad_frames"))
+    monkeypatch.setattr(rig.front.reader, "_on_abort", lambda *abort: None)
+    streams = rig.submit(2)
+    rig.port._look_due = time.monotonic_ns() + 3600 * 10**9  # it does not see that the one before has gone
+    rig.front.close()
+    rig.front = Front.attach(rig.name, tokenizer=rig.tokenizer)
+    routes = {stream.route for stream in streams}
+    until("the aborts", lambda: rig.receive() or routes <= set(rig.aborted))
+    rig.port._look_due = 0
 
 
 def test_a_drain_does_not_end_while_a_gateway_has_yet_to_show_what_came_just_before_it(

@@ -9,6 +9,7 @@ from outfeed.ring.board import InstanceConfig, Role
 from outfeed.ring.frames import (
     TAG_OF,
     Abort,
+    Attach,
     Control,
     Forget,
     Live,
@@ -28,7 +29,7 @@ from .conftest import Bench
 from .test_port import OTHERS, A, B, generate
 
 NEVER_CAME, CONTROL = make_route(0, 0, 0, 1), make_route(0, 0, 4, 1)
-AFTER_A, AFTER_CONTROL = make_route(0, 0, 1, 2), make_route(0, 0, 4, 2)
+AFTER_A = make_route(0, 0, 1, 2)
 
 
 @pytest.fixture
@@ -146,14 +147,17 @@ def test_what_a_gateway_no_longer_has_is_aborted_once(bench: Bench, port: Schedu
 
 
 @pytest.mark.parametrize("kind", ["generate", "control"])
-def test_a_request_whose_slot_comes_again_is_aborted_though_its_abort_was_lost(
-    bench: Bench, port: SchedulerPort, kind: str
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_request_whose_slot_comes_again_is_aborted_when_its_abort_was_lost(
+    bench: Bench, port: SchedulerPort, kind: str, begun: bool
 ) -> None:
     """No LIVE would miss it: what the port knows of the slot is the next request's from there on."""
     after: Message = generate(AFTER_A) if kind == "generate" else Control(AFTER_A, "rid", "health")
     bench.send(generate(A), generate(B))
     assert len(port.recv()) == 2
-    port.push_tokens([A, B], [7, 8])
+    if begun:
+        port.push_tokens([A, B], [7, 8])
+    bench.gateway.write(Tag.ABORT, b"it was damaged")
     bench.send(after, after)
     assert port.recv() == [Abort(A), after, after]
     assert [port.is_live(route) for route in (A, B, AFTER_A)] == [False, True, True]
@@ -161,18 +165,40 @@ def test_a_request_whose_slot_comes_again_is_aborted_though_its_abort_was_lost(
     assert port.recv() == [Abort(AFTER_A), generate(A)], "it had ended: nobody is told twice"
 
 
-def test_what_another_rank_ended_is_not_aborted_when_its_slot_comes_again(
-    bench: Bench, port: SchedulerPort
-) -> None:
-    bench.send(generate(A))
-    assert port.recv() == [generate(A)]
+def end_at_another_rank(bench: Bench, port: SchedulerPort, route: int) -> None:
+    """Rank 0 receives a request and hands it on; rank 1 serves it to its end."""
+    bench.send(generate(route))
+    assert generate(route) in port.recv()
     with SchedulerPort.attach(bench.name, rank=1) as other:
-        other.adopt(generate(A))
-        other.push_tokens([A], [7], finishes={0: FinishReason.length(1)})
-    bench.send(generate(AFTER_A), Control(CONTROL, "rid", "health"))
-    assert [message.route for message in port.recv()] == [AFTER_A, CONTROL]
-    bench.send(generate(AFTER_CONTROL))
-    assert port.recv() == [Abort(CONTROL), generate(AFTER_CONTROL)], "no other rank answers it"
+        other.adopt(generate(route))
+        other.push_tokens([route], [7], finishes={0: FinishReason.length(1)})
+
+
+@pytest.mark.parametrize("lost", [None, "another gateway's", "told of since", "before it attached"])
+def test_what_another_rank_ended_is_not_aborted_when_its_slot_comes_again(
+    bench: Bench, port: SchedulerPort, lost: str | None
+) -> None:
+    """Its gateway's ABORTs were all read: there was none for it."""
+    if lost is not None:
+        lane = bench.other if lost == "another gateway's" else bench.gateway
+        lane.write(Tag.ABORT, b"it was damaged")
+        assert port.recv() == []
+    if lost == "told of since":
+        say(bench, Live(0, 0, 32, []))
+        say(bench, Live(0, 32, 64, []))
+    if lost == "before it attached":
+        bench.gateway.write(Tag.ATTACH, encode(Attach(0)))
+    end_at_another_rank(bench, port, A)
+    bench.send(generate(AFTER_A))
+    assert port.recv() == [generate(AFTER_A)]
+
+
+def test_a_gateway_has_told_what_it_has_when_it_has_told_all_of_it(bench: Bench, port: SchedulerPort) -> None:
+    bench.send(generate(A))
+    bench.gateway.write(Tag.ABORT, b"it was damaged")
+    say(bench, Live(0, 32, 63, []))
+    bench.send(generate(AFTER_A))
+    assert port.recv() == [generate(A), Abort(A), generate(AFTER_A)]
 
 
 def test_a_request_whose_slot_a_lost_one_has_is_aborted(bench: Bench, port: SchedulerPort) -> None:

@@ -156,17 +156,15 @@ def test_who_was_received_is_known_until_its_slot_has_another_one(table: Table) 
 
 
 def test_who_has_a_slot_that_another_comes_into_is_told(table: Table) -> None:
-    heirs = a, b, c = [make_route(0, 1, slot, 2) for slot in (3, 4, 5)]
+    heirs = [make_route(0, 1, slot, 2) for slot in (3, 4, 5)]
     table.open_control(C)
-    assert [table.before(route, shared=False) for route in heirs] == [A, B, C]
-    table.push([A], [2])
-    assert [table.before(route, shared=True) for route in heirs] == [A, None, C], "B may be another rank's"
+    assert [table.before(route) for route in heirs] == [A, B, C]
     for route in (A, B, C):
-        assert table.before(route, shared=False) is None, "itself"
+        assert table.before(route) is None, "itself"
         table.end(route)
-    assert [table.before(route, shared=False) for route in (a, b, c)] == [None] * 3
+    assert [table.before(route) for route in heirs] == [None] * 3
     with pytest.raises(UnknownRoute):
-        table.before(make_route(2, 0, 3, 1), shared=False)
+        table.before(make_route(2, 0, 3, 1))
 
 
 def test_who_is_live_is_counted_whoever_has_the_slot(table: Table) -> None:

@@ -165,11 +165,14 @@ def test_an_abort_that_is_refused_is_tried_until_it_is_taken() -> None:
     b.close()
     for _ in range(5):
         front.reader.drain()
+    front.open(C)
+    front.arrive(step(row(C, 0, "x", END)))
     assert front.reader.statistics().aborts_waiting == 2
-    assert sorted(front.ends) == [A, B]
+    assert front.ends == [C], "a slot is free when its abort is sent: that of the next one in it is behind it"
     front.refuse_aborts = False
     front.reader.drain()
     front.reader.drain()
+    assert sorted(front.ends) == sorted([A, B, C])
     assert sorted(front.aborts) == [(A, f"rid-{A}", "handler gone"), (B, f"rid-{B}", "handler gone")]
     assert front.reader.statistics().aborts == 2
 

@@ -1,0 +1,84 @@
+"""What a gateway sees of the scheduler's ranks on the board."""
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+from outfeed.gateway.ranks import Ranks
+from outfeed.ring.board import Board, BoardRow, InstanceConfig, Role, State
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    made = Board.create(
+        InstanceConfig(instance=f"t-ranks-{os.getpid()}-{next(NUMBERS)}", tokenizer="none", ranks=2)
+    )
+    yield made
+    made.unlink()
+    made.close()
+
+
+def attach(board: Board, rank: int) -> BoardRow:
+    """Take a rank's row as a port does."""
+    row = board.row(Role.SCHEDULER, rank)
+    if row.owner is not None:
+        row.count_replacement()
+    row.claim(State.RUNNING)
+    return row
+
+
+def test_a_rank_comes_and_goes(board: Board) -> None:
+    ranks = Ranks(board)
+    assert (ranks.received, ranks.moved()) == (False, False)
+    other = attach(board, 1)
+    assert ranks.moved()
+    assert ranks.look() == []
+    assert not ranks.received, "rank 0 alone receives"
+    attach(board, 0)
+    assert ranks.look() == []
+    assert ranks.received
+    other.state = State.STOPPED
+    assert [ranks.look(), ranks.look()] == [[1], []]
+    assert not ranks.moved(), "who is gone is not asked for again with each request"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_attaches_anew_has_gone_in_between(board: Board, rank: int) -> None:
+    attach(board, 0)
+    attach(board, 1)
+    ranks = Ranks(board)
+    attach(board, rank).beat()
+    assert ranks.moved()
+    assert [ranks.look(), ranks.look()] == [[rank], []]
+    assert not ranks.moved()
+
+
+def test_one_that_attaches_anew_while_the_board_is_read_has_moved(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach(board, 0)
+    ranks = Ranks(board)
+
+    def serving(row: BoardRow) -> bool:
+        if row.index == 0:
+            attach(board, 0)
+        return row.owner is not None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BoardRow, "serving", property(serving))
+        ranks.look()
+    assert ranks.moved()
+    assert ranks.look() == [0]
+
+
+def test_a_word_of_the_board_that_is_written_over_takes_no_rank_away(board: Board) -> None:
+    row = attach(board, 0)
+    ranks = Ranks(board)
+    for at in range(32):
+        board._words[row._base + at] ^= 1 << 40
+        assert not ranks.moved(), f"word {at}"
+        assert ranks.look() == []
+        row.beat()
