@@ -175,13 +175,8 @@ def serve(args: argparse.Namespace) -> None:
     tokenizer = make_config(args.instance, args, readers).tokenizer
     launch = [*instance_options(args), "--readers", str(readers)]
     text = args.text or str(MULTILINGUAL)
-    replay = ["--tokenizer", tokenizer, "--text", text, "--batch", str(args.batch)]
-    replay += [
-        "--tokens-per-step",
-        str(args.tokens_per_step),
-        "--steps-per-second",
-        str(args.steps_per_second),
-    ]
+    replay = [f"--tokenizer={tokenizer}", f"--text={text}", f"--batch={args.batch}"]
+    replay += [f"--tokens-per-step={args.tokens_per_step}", f"--steps-per-second={args.steps_per_second}"]
     with reserve(args.host, args.port) as held:
         port = held.getsockname()[1]
         with Pipeline(args.instance, launch, None if args.no_replay else replay) as pipeline:
