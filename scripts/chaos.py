@@ -33,7 +33,7 @@ import numpy as np
 from chaos_gateway import DROP_SHARE, Marks
 from outfeed.ring.board import Board, Role, State
 from outfeed.ring.instance import Instance
-from outfeed.shards.launcher import find_tokenizer
+from outfeed.shards.launcher import LaunchError, find_tokenizer
 from pipeline import Pipeline, PipelineError, demo_tokenizer
 from rich.console import Console
 from rich.table import Table
@@ -449,9 +449,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = Chaos(args, Path(folder) / "marks").run()
-        except PipelineError as error:
+        except (LaunchError, PipelineError) as error:
             print(f"chaos: {error}", file=sys.stderr)
-            return 1
+            return 2 if isinstance(error, LaunchError) else 1
     if args.json:
         print(json.dumps(result))
     else:
