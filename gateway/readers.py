@@ -7,7 +7,7 @@ one of them for as long as it lives.
 from __future__ import annotations
 
 from ..ingress.request import MAX_TOP_LOGPROBS
-from ..ring.board import Role
+from ..ring.board import MAX_EACH, Role
 from ..ring.errors import LaneOwned, RingError
 from ..ring.instance import Instance
 from .front import Front
@@ -61,6 +61,8 @@ def _taken(instance: str, reader: int | None) -> str:
     count, taken = _look(instance)
     pids = {number: f"by pid {pid}" for number, pid in taken.items()}
     more = f"start the instance with --readers {count + 1} for more"
+    if count == MAX_EACH:
+        more = "an instance has room for no more: start another one"
     if reader is None:
         owners = ", ".join(f"{number} {pids.get(number, 'just now')}" for number in range(count))
         return f"every reader of instance {instance!r} is taken ({owners}): {more}"

@@ -46,9 +46,9 @@ from .routes import RouteTable
 ATTACH_WAIT_S = 5.0
 LANE_FRAMES = 4
 """A lane holds the bytes of as many frames of the largest size."""
-RECORD_BYTES = 40
+RECORD_BYTES = 16 + 15 + 8 + 2 + 1 + 4
 """What a frame takes of its lane at most beside what `must_fit` measures: a record's header and padding, and
-the longer lengths of a longer rid and prompt."""
+what a route, the lengths of a rid and of ids, and a number of tokens take more than those of an empty one."""
 
 
 class FrameWriter(Protocol):

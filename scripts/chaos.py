@@ -34,7 +34,7 @@ from chaos_gateway import DROP_SHARE, Marks
 from chaos_tally import Gateway, Tally
 from outfeed.ring.board import Board, Role, State
 from outfeed.ring.instance import Instance
-from outfeed.shards.launcher import find_tokenizer
+from outfeed.shards.launcher import LaunchError, find_tokenizer
 from pipeline import Pipeline, PipelineError, demo_tokenizer
 from rich.console import Console
 from rich.table import Table
@@ -90,25 +90,11 @@ class Chaos:
     def run(self) -> dict[str, Any]:
         """Run until the kills or the seconds asked for are reached; return what --json prints."""
         args = self.args
-        launch = [
-            "--shards",
-            str(args.shards),
-            "--readers",
-            str(args.gateways),
-            "--tokenizer",
-            self.tokenizer,
-        ]
-        launch += ["--heartbeat-limit", str(HEARTBEAT_LIMIT_S)]
+        launch = [f"--shards={args.shards}", f"--readers={args.gateways}", f"--tokenizer={self.tokenizer}"]
+        launch += [f"--heartbeat-limit={HEARTBEAT_LIMIT_S}"]
         launch += [f"--{ring}-bytes={1 << 22}" for ring in ("request", "control", "step", "egress")]
-        replay = ["--tokenizer", self.tokenizer, "--text", str(args.text), "--tokens-per-step", "3"]
-        replay += [
-            "--batch",
-            str(STREAMS_EACH * args.gateways),
-            "--steps-per-second",
-            "100",
-            "--seed",
-            str(args.seed),
-        ]
+        replay = [f"--tokenizer={self.tokenizer}", f"--text={args.text}", f"--seed={args.seed}"]
+        replay += [f"--batch={STREAMS_EACH * args.gateways}", "--tokens-per-step=3", "--steps-per-second=100"]
         pids: set[int] = set()
         with Pipeline(self.instance, launch, replay) as pipeline:
             self.pipeline = pipeline
@@ -240,12 +226,8 @@ class Chaos:
         numbers |= {"streams": STREAMS_EACH, "seed": args.seed, "die-with-parent": os.getpid()}
         command = [sys.executable, str(Path(__file__).with_name("chaos_gateway.py"))]
         command += ["--instance", self.instance, "--tokenizer", self.tokenizer, "--text", str(args.text)]
-        command += [
-            "--marks",
-            str(self.marks_path),
-            "--drop-share",
-            "0" if args.only == "shard" else str(DROP_SHARE),
-        ]
+        drop_share = 0 if args.only == "shard" else DROP_SHARE
+        command += ["--marks", str(self.marks_path), "--drop-share", str(drop_share)]
         command += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.pipeline.said, text=True
@@ -448,9 +430,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = Chaos(args, Path(folder) / "marks").run()
-        except PipelineError as error:
+        except (LaunchError, PipelineError) as error:
             print(f"chaos: {error}", file=sys.stderr)
-            return 1
+            return 2 if isinstance(error, LaunchError) else 1
     if args.json:
         print(json.dumps(result))
     else:

@@ -198,15 +198,10 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
     path = find_tokenizer(args.tokenizer or demo_tokenizer())
     text = load_text(args.text)
-    replay = ["--tokenizer", path, "--text", args.text, "--batch", str(max(args.requests, 1))]
-    replay += [
-        "--tokens-per-step",
-        str(args.tokens_per_step),
-        "--steps-per-second",
-        str(args.steps_per_second),
-    ]
-    launch = ["--shards", str(args.shards), "--tokenizer", path]
-    pipeline = Pipeline(args.instance, launch, [*replay, "--seed", str(args.seed)])
+    launch = [f"--shards={args.shards}", f"--tokenizer={path}"]
+    replay = [f"--tokenizer={path}", f"--text={args.text}", f"--batch={args.requests}", f"--seed={args.seed}"]
+    replay += [f"--tokens-per-step={args.tokens_per_step}", f"--steps-per-second={args.steps_per_second}"]
+    pipeline = Pipeline(args.instance, launch, replay)
     show = None if args.json else console
     with pipeline:
         tokenizer = Tokenizer.from_file(path)

@@ -126,17 +126,9 @@ class Pipeline:
                 raise PipelineError(self._died(what, process))
 
     def _spawn(self, module: str, options: Sequence[str]) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            module,
-            "--instance",
-            self.instance,
-            "--die-with-parent",
-            str(os.getpid()),
-        ]
+        own = ["--instance", self.instance, "--die-with-parent", str(os.getpid())]
         return subprocess.Popen(
-            [*command, *options],
+            [sys.executable, "-m", module, *own, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self.said,

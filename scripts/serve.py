@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 from outfeed.gateway.server import ServerError, add_gateway_arguments, gateway_options, keys, listen
+from outfeed.ring.board import MAX_EACH
 from outfeed.ring.errors import RingError
 from outfeed.ring.instance import InstanceGone
 from outfeed.ring.process import Signals, fail, say, settle
@@ -51,14 +52,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_gateway_arguments(parser)
     args = parser.parse_args(argv)
-    if not 1 <= args.gateways <= 64:
-        parser.error(f"--gateways {args.gateways}: give 1 to 64")
+    if not 1 <= args.gateways <= MAX_EACH:
+        parser.error(f"--gateways {args.gateways}: give 1 to {MAX_EACH}")
     if args.ranks > 1 and not args.no_replay:
         parser.error(
             f"--ranks {args.ranks}: the replay scheduler is one rank; give --no-replay and attach yours"
         )
-    if args.readers is not None and not args.gateways <= args.readers <= 64:
-        parser.error(f"--readers {args.readers}: give {args.gateways}, which --gateways takes, to 64")
+    if args.readers is not None and not args.gateways <= args.readers <= MAX_EACH:
+        parser.error(f"--readers {args.readers}: give {args.gateways}, which --gateways takes, to {MAX_EACH}")
     if args.no_replay and args.text:
         parser.error("--text and --no-replay exclude each other")
     return args
@@ -68,7 +69,7 @@ def reserve(host: str, port: int) -> socket.socket:
     """Return a socket that holds the port for our gateways, which share it, against everybody else.
 
     Raises:
-        ServerError: another program listens there.
+        ServerError: another program listens there, or nobody can.
     """
     try:
         # Sharing would let us bind beside a gateway of another instance: first see that nobody is there.
@@ -76,9 +77,10 @@ def reserve(host: str, port: int) -> socket.socket:
         with socket.socket(family, kind, proto) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # it is taken, or what no name can be
+        why = getattr(error, "strerror", None) or error
         raise ServerError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"
+            f"cannot listen on {host} port {port}: {why}; choose another --host or --port"
         ) from None
     return listen(host, port)
 
@@ -175,13 +177,8 @@ def serve(args: argparse.Namespace) -> None:
     tokenizer = make_config(args.instance, args, readers).tokenizer
     launch = [*instance_options(args), "--readers", str(readers)]
     text = args.text or str(MULTILINGUAL)
-    replay = ["--tokenizer", tokenizer, "--text", text, "--batch", str(args.batch)]
-    replay += [
-        "--tokens-per-step",
-        str(args.tokens_per_step),
-        "--steps-per-second",
-        str(args.steps_per_second),
-    ]
+    replay = [f"--tokenizer={tokenizer}", f"--text={text}", f"--batch={args.batch}"]
+    replay += [f"--tokens-per-step={args.tokens_per_step}", f"--steps-per-second={args.steps_per_second}"]
     with reserve(args.host, args.port) as held:
         port = held.getsockname()[1]
         with Pipeline(args.instance, launch, None if args.no_replay else replay) as pipeline:

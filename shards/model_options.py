@@ -112,9 +112,9 @@ def read_sampling_defaults(path: str) -> dict[str, Any]:
             data = file.read(MAX_DEFAULTS_BYTES + 1)
     except OSError as error:
         raise OptionError(f"{where}: cannot be read: {error.strerror}") from None
-    too_much = OptionError(f"{where}: has more than the {MAX_DEFAULTS_BYTES} bytes that an instance can keep")
+    too_large = f"{where}: has more than the {MAX_DEFAULTS_BYTES} bytes that an instance can keep"
     if len(data) > MAX_DEFAULTS_BYTES:
-        raise too_much
+        raise OptionError(too_large)
     try:
         found = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -126,8 +126,8 @@ def read_sampling_defaults(path: str) -> dict[str, Any]:
         SamplingParams.parse(found, vocab_size=1 << 31, where=where)
     except BadRequest as error:
         raise OptionError(error.message) from None
-    if len(msgspec.json.encode(found)) > MAX_DEFAULTS_BYTES:  # 1e15 is kept as 1000000000000000.0
-        raise too_much
+    if len(msgspec.json.encode(found)) > MAX_DEFAULTS_BYTES:
+        raise OptionError(f"{too_large}, with its numbers written out")  # 1e15 is 1000000000000000.0
     return found
 
 

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from operator import index
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -309,9 +308,7 @@ class SchedulerPort:
     def __enter__(self) -> SchedulerPort:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _frames(

@@ -14,7 +14,6 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -445,17 +444,13 @@ class SinkSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -73,16 +73,8 @@ def run(quick: bool, args: argparse.Namespace) -> dict[str, Any]:
 def load(client: Path, port: int, streams: int, tokens: int, seconds: float) -> Found:
     """Run the client once; return its figures by unit."""
     body = {"text": "hello", "sampling_params": {"max_new_tokens": tokens}, "stream": True}
-    command = [
-        str(client),
-        str(port),
-        str(streams),
-        str(tokens),
-        str(seconds),
-        "1",
-        "/generate",
-        json.dumps(body),
-    ]
+    numbers = map(str, (port, streams, tokens, seconds, 1))
+    command = [str(client), *numbers, "/generate", json.dumps(body)]
     done = subprocess.run(command, capture_output=True, timeout=seconds + 60, check=True)
     seen = json.loads(done.stdout)
     if seen["errors"] or not seen["tokens"]:
@@ -146,15 +138,8 @@ def sglang_server(module: str, folder: Path) -> Iterator[int]:
         shutil.copy(file, tokenizer)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        str(HERE / "sglang_server.py"),
-        "--module",
-        module,
-        "--tokenizer",
-        str(tokenizer),
-    ]
-    with _process([*command, "--text", str(MULTILINGUAL), "--port", str(port)], "ready"):
+    command = [sys.executable, str(HERE / "sglang_server.py"), "--module", module, "--port", str(port)]
+    with _process([*command, "--tokenizer", str(tokenizer), "--text", str(MULTILINGUAL)], "ready"):
         _until_open(port)
         yield port
 

@@ -211,18 +211,8 @@ def _read(client: socket.socket) -> None:
 @contextlib.contextmanager
 def serving(name: str) -> Iterator[tuple[int, Instance]]:
     """Run `serve` with a scheduler that runs one request at a time."""
-    command = [
-        sys.executable,
-        str(SERVE),
-        "--instance",
-        name,
-        "--port",
-        "0",
-        "--shards",
-        "1",
-        "--incremental",
-    ]
-    command += ["--batch", "1", "--steps-per-second", "500"]
+    command = [sys.executable, str(SERVE), "--instance", name, "--port", "0", "--shards", "1"]
+    command += ["--incremental", "--batch", "1", "--steps-per-second", "500"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -202,12 +202,22 @@ def test_operations_reach_the_scheduler_of_who_has_the_admin_key(served: Served)
     assert served.ask("POST", "/control/health")[0] == 401
 
 
-def test_one_key_for_clients_and_operations_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--api-key=k", "--admin-key=k"], "clients must not have it"),
+        (["--host=a..b"], "cannot listen on a..b port 0: "),
+        (["--gateways=65"], "--gateways 65: give 1 to 64"),
+        (["--gateways=3", "--readers=2"], "--readers 2: give 3, which --gateways takes, to 64"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(options: list[str], why: str) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--port", "0", "--shards", "1"]
-    command += ["--instance", unique("serve"), "--api-key", "k", "--admin-key", "k"]
+    command += ["--instance", unique("serve"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 2
-    assert "clients must not have it" in done.stderr
+    assert why in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 def test_information_and_metrics_come_from_the_instance(served: Served) -> None:

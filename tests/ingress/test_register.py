@@ -1,8 +1,9 @@
 """A request's way onto the rings: in order, or not at all."""
 
-import os
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,8 @@ from outfeed.ring.frames import (
     decode,
     encode,
 )
+
+from tests.instances import unique
 
 
 class NoTokenizer:
@@ -116,7 +119,7 @@ def test_a_batch_that_the_empty_rings_could_not_hold_is_the_clients_fault(
 @pytest.fixture
 def lanes() -> Iterator[tuple[list[LaneWriter], Consumer]]:
     """A control and a request lane of 16 KiB, and who reads both."""
-    name = f"outfeed-t-register-{os.getpid()}"
+    name = f"outfeed-{unique('register')}"
     ring = Ring.create(name, lanes=2, consumers=1, capacity=1 << 14)
     with Doorbell.create(f"{name}.bell") as bell, ring:
         yield [ring.writer(0), ring.writer(1)], ring.consumer(0, bell)
@@ -155,6 +158,34 @@ def test_what_fits_goes_into_empty_lanes_wherever_they_stand(
         assert max(used) > 6000
         for one in prompts:
             ingress.end(ingress.route_of(one.rid) or 0)
+
+
+@pytest.mark.parametrize("length", range(40, 56))
+def test_each_of_many_small_frames_is_measured_with_all_that_it_takes(length: int) -> None:
+    """A byte too few for each of hundreds is more than what is left free for the lane's end."""
+    name = f"outfeed-{unique('register')}"
+    ring = Ring.create(name, lanes=1, consumers=1, capacity=1 << 17)
+    ring.unlink()
+    with Doorbell.create(f"{name}.bell") as bell, ring:
+        reader = ring.consumer(0, bell)
+        request = Lane([], "request")
+        request.max_frame = 1 << 30
+        ingress = Ingress(ring.writer(0), request, RouteTable(0, 1, 1000))
+        one = batch(1, tokens=130)[0]
+        prompts = [replace(one, rid=f"{at:0{length}}") for at in range(1000)]
+        most = bisect_left(range(2, 1000), True, key=lambda count: is_refused(ingress, prompts[:count])) + 1
+        assert 300 < most < 400
+        for one in prompts[:most]:
+            ingress.submit(ingress.open(one))
+        assert len(reader.read(4096)) == most
+
+
+def is_refused(ingress: Ingress, prompts: list[Ready]) -> bool:
+    try:
+        ingress.must_fit(prompts)
+    except BadRequest:
+        return True
+    return False
 
 
 def test_a_batch_of_more_prompts_than_there_are_places_is_the_clients_fault() -> None:

@@ -17,7 +17,7 @@ from outfeed.sidecar import Abort, FinishReason, Generate, SchedulerPort
 from outfeed.sink import Done, Frame, Item
 from tokenizers import Tokenizer
 
-from tests.eventually import until
+from tests.eventually import LIMIT_S, until
 from tests.instances import unique
 
 from .commands import LAUNCHER, launched, shard_pids
@@ -128,6 +128,9 @@ def running_rig(
             yield rig
         finally:
             rig.close()
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(LIMIT_S)  # one that hangs fails here
     if process.returncode == -signal.SIGKILL:  # it could remove nothing: the next start does, or we
         until("what it left to be swept", lambda: (sweep_dead(), leftovers(instance))[1] == [])
     assert leftovers(instance) == []

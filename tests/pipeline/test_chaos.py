@@ -33,3 +33,10 @@ def test_every_stream_is_identical_or_was_itself_killed(
         assert result[name] == 0, result
     if only:
         assert result["identical"] == result["streams"]
+
+
+def test_a_tokenizer_that_is_not_there_is_said_in_one_line() -> None:
+    command = [sys.executable, str(SCRIPTS / "chaos.py"), "--only", "shard", "--tokenizer", "/nowhere/at/all"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, line.partition(" (")[0]) == (2, "chaos: no tokenizer at /nowhere/at/all")

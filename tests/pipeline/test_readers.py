@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from outfeed.gateway.readers import NoReader, attach_reader
-from outfeed.ring.instance import InstanceGone, leftovers
+from outfeed.ring.board import Role, State
+from outfeed.ring.instance import Instance, InstanceGone, leftovers
 
 from tests.eventually import LIMIT_S
-from tests.instances import unique
+from tests.instances import small_config, unique
 
 from .commands import launched
 
@@ -54,6 +55,18 @@ def test_a_reader_that_is_asked_for_is_given_or_said_to_be_taken(three: str) -> 
     for number in (3, 64, -1):
         with pytest.raises(NoReader, match=rf"has 3 reader\(s\), numbers 0 to 2, and no reader {number}"):
             attach_reader(three, number)
+
+
+def test_where_the_largest_instance_is_full_another_one_is_advised() -> None:
+    instance = Instance.create(small_config("readers", lane_bytes=1 << 12, readers=64, shards=1))
+    try:
+        for row in instance.board.rows(Role.READER):
+            row.claim(State.RUNNING)
+        with pytest.raises(NoReader, match=r"63 by pid \d+\): an instance has room for no more"):
+            attach_reader(instance.name)
+    finally:
+        instance.remove()
+        instance.close()
 
 
 def test_an_instance_that_is_not_there_is_said(three: str) -> None:
