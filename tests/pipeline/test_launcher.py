@@ -170,6 +170,24 @@ def test_killed_shards_are_replaced_and_the_log_has_each(small_tokenizer: Path) 
     assert leftovers(instance) == []
 
 
+def test_a_launcher_that_nobody_listens_to_any_more_goes_on(small_tokenizer: Path) -> None:
+    """Whoever read its log has gone: what it says of a shard's death is lost, and nothing else."""
+    instance = name()
+    buffered = ("env", "-u", "PYTHONUNBUFFERED", *LAUNCHER)  # what could not be written is tried again then
+    options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
+    with launched(instance, *options, launcher=buffered) as launcher:
+        assert launcher.stderr is not None
+        launcher.stderr.close()
+        launcher.stderr = None
+        for _ in range(3):
+            (before,) = shard_pids(instance)
+            os.kill(before, signal.SIGKILL)
+            until("a new shard", lambda before=before: shard_pids(instance) not in ([before], []))  # type: ignore[misc]
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(60)
+    assert leftovers(instance) == []
+
+
 def test_an_idle_instance_uses_next_to_no_cpu(small_tokenizer: Path) -> None:
     instance = name()
     with launched(instance, "--tokenizer", str(small_tokenizer)) as launcher:

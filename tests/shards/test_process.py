@@ -359,6 +359,14 @@ def test_a_child_can_be_ended_before_it_has_said_how() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
 
 
+def test_a_child_leaves_ctrl_c_to_its_parent() -> None:
+    """A terminal tells the whole group; the parent ends its children in their order."""
+    pid = fork_child(lambda: time.sleep(60))
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+
+
 class Broken(io.StringIO):
     def flush(self) -> None:
         raise BrokenPipeError("nobody reads this")
