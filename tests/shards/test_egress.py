@@ -17,7 +17,7 @@ from .rig import ROUTE, Rig, only_batch, said_by, turn_and_hear
 MINE, OTHERS = make_route(0, 0, 5, 1), make_route(1, 0, 5, 1)
 
 
-@pytest.mark.parametrize(("count", "tokens"), [(64, 3), (2, 160)])
+@pytest.mark.parametrize(("count", "tokens"), [(64, 3), (2, 160), (4, 160)])
 def test_rows_too_many_for_one_frame_are_split(make_rig: Callable[..., Rig], count: int, tokens: int) -> None:
     rig = make_rig(capacity=4096)
     routes = [make_route(0, 0, slot, 1) for slot in range(count)]
