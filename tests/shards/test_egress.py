@@ -219,6 +219,40 @@ def test_a_lane_that_cannot_be_had_costs_its_reader_alone_until_it_can(
     assert rig.shard.statistics.no_reader == before
 
 
+def test_each_reader_that_cannot_be_reached_is_told_apart(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway finds its own bit on the board, whatever becomes of the others."""
+    rig = make_rig()
+    opens, refused = rig.shard._egress._open, {0, 1}
+
+    def refuses(reader: int) -> LaneWriter | None:
+        if reader in refused:
+            raise OSError(24, "Too many open files")
+        return opens(reader)
+
+    monkeypatch.setattr(rig.shard._egress, "_open", refuses)
+    rig.register(MINE, OTHERS)
+    rig.push([(MINE, 0, [65]), (OTHERS, 0, [65])])
+    rig.shard.turn()
+    assert rig.shard.statistics.cut_off == 0b11
+    for reader, left in ((1, 0b01), (0, 0b00)):
+        refused.discard(reader)
+        assert rig.shard._egress.try_again() == [reader]
+        assert rig.shard.statistics.cut_off == left
+
+
+def test_each_lane_that_is_corrupt_is_counted(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.deaf = {0, 1}
+    for reader in (0, 1):
+        scribble(rig.rings[f"egress{reader}"], "quarantine")
+    rig.register(MINE, OTHERS)
+    rig.push([(MINE, 0, [65]), (OTHERS, 0, [65])])
+    rig.shard.turn()
+    assert (rig.shard.statistics.corrupt_lanes, rig.shard.statistics.cut_off) == (2, 0b11)
+
+
 def test_a_lane_that_is_found_corrupt_when_it_is_tried_again_is_not_tried_any_more(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
