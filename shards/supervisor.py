@@ -104,6 +104,7 @@ class _Child:
     heard: float = 0.0
     strikes: int = 0
     start_at: float | None = 0.0
+    """None while it runs."""
     ever_ran: bool = False
     told: bool = False
     """It was told to end so that a new one takes its place: no fault of its own."""
@@ -119,7 +120,6 @@ class Supervisor:
         self._run = run
         self._policy = policy or RestartPolicy()
         self._children = [_Child(shard) for shard in range(board.config.shards)]
-        self._stopping = False
         self._rolling: list[int] = []
         self._tended = time.monotonic()
 
@@ -133,25 +133,21 @@ class Supervisor:
         for child in self._children:
             if child.pid:
                 self._watch(child)
-            due = child.start_at is not None and time.monotonic() >= child.start_at
-            if due and not child.pid and not self._stopping:
+            if child.start_at is not None and time.monotonic() >= child.start_at:
                 self._start(child)
         if self._rolling and self.running and not any(child.told for child in self._children):
             self._replace(self._children[self._rolling.pop(0)])
 
     def due_in(self) -> float | None:
         """Seconds until `tend` has something to start; None when nothing waits."""
-        waiting = [child.start_at for child in self._children if not child.pid and child.start_at is not None]
+        waiting = [child.start_at for child in self._children if child.start_at is not None]
         return max(0.0, min(waiting) - time.monotonic()) if waiting else None
 
     @property
     def running(self) -> bool:
         """Whether every shard is up and reading its rings."""
         return all(
-            child.pid
-            and self._board.row(Role.SHARD, child.shard).state == State.RUNNING
-            and (owner := self._board.row(Role.SHARD, child.shard).owner) is not None
-            and owner.pid == child.pid
+            child.pid and self._board.row(Role.SHARD, child.shard).state == State.RUNNING
             for child in self._children
         )
 
@@ -160,8 +156,10 @@ class Supervisor:
         self._rolling = [child.shard for child in self._children]
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """End every shard: SIGTERM, then SIGKILL for what is still there after `grace_s` seconds."""
-        self._stopping = True
+        """End every shard: SIGTERM, then SIGKILL for what is still there after `grace_s` seconds.
+
+        The last call: nothing is to be tended any more.
+        """
         for child in self._children:
             if child.pid:
                 os.kill(child.pid, signal.SIGTERM)
@@ -201,7 +199,6 @@ class Supervisor:
         row = self._board.row(Role.SHARD, child.shard)
         row.state = State.STARTING
         row.put("rows", 0)  # what its predecessor handled does not speak for one that dies as it starts
-        row.beat()
         gc.collect()
         gc.freeze()  # keep what a shard inherits on pages that it need not copy
         try:
@@ -254,8 +251,6 @@ class Supervisor:
         ran = time.monotonic() - child.started
         cause = f"was killed ({signal.strsignal(-code)})" if code < 0 else f"exited with status {code}"
         pid, child.pid = child.pid, 0
-        if self._stopping:
-            return
         if child.told:
             child.told, child.strikes, cause = False, 0, "ended as told"
         # One that only was slow may be faster the next time, one that was told to end may be let run.

@@ -30,7 +30,7 @@ TEXT = "Ströme reißen nie: 강물이 흐른다 👩‍👩‍👧, 川は流�
 
 @pytest.fixture
 def rig(small_tokenizer: Path) -> Iterator[Rig]:
-    with running_rig("death", small_tokenizer, "--shards", "2") as rig:
+    with running_rig("death", small_tokenizer, "--shards", "2", "--drain-seconds", "86400") as rig:
         yield rig
 
 
@@ -263,6 +263,29 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(rig: Rig) -> None:
     rig.push([stream], rig.encode("whole"), FinishReason.length(2))
     assert rest_of(stream)[0] == "half, whole"
     assert rig.launcher.wait(60) == 0
+
+
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, None])
+def test_a_drain_is_over_at_a_second_signal_or_when_its_time_is_up(
+    small_tokenizer: Path, again: signal.Signals | None
+) -> None:
+    """What still runs then ends with a 503."""
+    instance, seconds = unique("drain", NUMBERS), "86400" if again else "0.2"
+    with launched(
+        instance, "--tokenizer", str(small_tokenizer), "--shards", "1", "--drain-seconds", seconds
+    ) as launcher:
+        rig = Rig(instance, small_tokenizer, launcher)
+        (stream,) = rig.submit()
+        launcher.send_signal(signal.SIGTERM)
+        until("the drain to begin", lambda: _refused(rig))
+        if again:
+            assert launcher.poll() is None
+            launcher.send_signal(again)
+        assert launcher.wait(60) == 0
+        (end,) = rest_of(stream)[2]
+        one_end(end, Error, 503)
+        rig.close()
+    assert leftovers(instance) == []
 
 
 def test_a_vanished_client_is_aborted_once(rig: Rig) -> None:

@@ -59,7 +59,8 @@ def name() -> str:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_told_launcher_leaves_nothing(small_tokenizer: Path, how: signal.Signals) -> None:
     instance = name()
-    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "3") as launcher:
+    options = ("--tokenizer", str(small_tokenizer), "--shards", "3", "--drain-seconds", "86400")
+    with launched(instance, *options) as launcher:
         pids = shard_pids(instance)
         assert len(pids) == 3
         launcher.send_signal(how)
@@ -99,6 +100,22 @@ def test_what_compiles_the_tokenizer_leaves_being_told_to_end_to_its_launcher(
     launcher.send_signal(signal.SIGTERM)
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 0, err
+    assert leftovers(instance) == []
+
+
+def test_a_launcher_whose_tokenizer_takes_more_memory_than_there_is_says_so(
+    small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """The kernel kills the process that compiles it."""
+    instance, gate = name(), tmp_path / "gate"
+    slow = (sys.executable, SLOW_START, str(gate), "tokenizer")
+    launcher = start_launcher(instance, "--tokenizer", str(small_tokenizer), launcher=slow)
+    until("the tokenizer to be compiled", lambda: gate.exists() or launcher.poll() is not None)
+    os.kill(int(gate.read_text(encoding="ascii")), signal.SIGKILL)
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 2
+    assert "the process that compiled the tokenizer was killed (Killed); if a limit on memory" in err
+    assert "Traceback" not in err
     assert leftovers(instance) == []
 
 
@@ -164,6 +181,24 @@ def test_killed_shards_are_replaced_and_the_log_has_each(small_tokenizer: Path) 
         deaths = [f"shard {shard} (pid {before[shard]}) was killed" for shard in (0, 1)]
         said = Said(launcher)
         until("the log to have both deaths", lambda: all(death in said.so_far() for death in deaths))
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(60)
+    assert leftovers(instance) == []
+
+
+def test_a_launcher_that_nobody_listens_to_any_more_goes_on(small_tokenizer: Path) -> None:
+    """Whoever read its log has gone: what it says of a shard's death is lost, and nothing else."""
+    instance = name()
+    buffered = ("env", "-u", "PYTHONUNBUFFERED", *LAUNCHER)  # what could not be written is tried again then
+    options = ("--tokenizer", str(small_tokenizer), "--shards", "1")
+    with launched(instance, *options, launcher=buffered) as launcher:
+        assert launcher.stderr is not None
+        launcher.stderr.close()
+        launcher.stderr = None
+        for _ in range(3):
+            (before,) = shard_pids(instance)
+            os.kill(before, signal.SIGKILL)
+            until("a new shard", lambda before=before: shard_pids(instance) not in ([before], []))  # type: ignore[misc]
         launcher.send_signal(signal.SIGINT)
         launcher.wait(60)
     assert leftovers(instance) == []

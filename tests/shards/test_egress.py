@@ -17,7 +17,7 @@ from .rig import ROUTE, Rig, only_batch, said_by, turn_and_hear
 MINE, OTHERS = make_route(0, 0, 5, 1), make_route(1, 0, 5, 1)
 
 
-@pytest.mark.parametrize(("count", "tokens"), [(64, 3), (2, 160)])
+@pytest.mark.parametrize(("count", "tokens"), [(64, 3), (2, 160), (4, 160)])
 def test_rows_too_many_for_one_frame_are_split(make_rig: Callable[..., Rig], count: int, tokens: int) -> None:
     rig = make_rig(capacity=4096)
     routes = [make_route(0, 0, slot, 1) for slot in range(count)]
@@ -217,6 +217,40 @@ def test_a_lane_that_cannot_be_had_costs_its_reader_alone_until_it_can(
     assert only_batch([batch]).first.tolist() == [2]
     assert only_batch(rig.hear(0)).first.tolist() == [2]
     assert rig.shard.statistics.no_reader == before
+
+
+def test_each_reader_that_cannot_be_reached_is_told_apart(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway finds its own bit on the board, whatever becomes of the others."""
+    rig = make_rig()
+    opens, refused = rig.shard._egress._open, {0, 1}
+
+    def refuses(reader: int) -> LaneWriter | None:
+        if reader in refused:
+            raise OSError(24, "Too many open files")
+        return opens(reader)
+
+    monkeypatch.setattr(rig.shard._egress, "_open", refuses)
+    rig.register(MINE, OTHERS)
+    rig.push([(MINE, 0, [65]), (OTHERS, 0, [65])])
+    rig.shard.turn()
+    assert rig.shard.statistics.cut_off == 0b11
+    for reader, left in ((1, 0b01), (0, 0b00)):
+        refused.discard(reader)
+        assert rig.shard._egress.try_again() == [reader]
+        assert rig.shard.statistics.cut_off == left
+
+
+def test_each_lane_that_is_corrupt_is_counted(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.deaf = {0, 1}
+    for reader in (0, 1):
+        scribble(rig.rings[f"egress{reader}"], "quarantine")
+    rig.register(MINE, OTHERS)
+    rig.push([(MINE, 0, [65]), (OTHERS, 0, [65])])
+    rig.shard.turn()
+    assert (rig.shard.statistics.corrupt_lanes, rig.shard.statistics.cut_off) == (2, 0b11)
 
 
 def test_a_lane_that_is_found_corrupt_when_it_is_tried_again_is_not_tried_any_more(

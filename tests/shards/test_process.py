@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outfeed.ring import Doorbell
+from outfeed.ring import Doorbell, logs
 from outfeed.ring.batch import Batch, decode_batch, encode_batch
 from outfeed.ring.board import COUNTERS, Phase, Role, State
 from outfeed.ring.frames import DecodeOptions, Register, Restored, Result, Tag, Takeover, decode, encode
@@ -311,6 +311,23 @@ def test_a_child_never_comes_back_from_its_fork(broken: str, fails: bool) -> Non
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (1 if fails else 0)
 
 
+def test_a_child_says_all_it_has_to_say_before_it_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    """Printed, kept back by the log, and what it fails of."""
+
+    def main() -> None:
+        print("printed", end="")
+        logs.start("child")
+        for again in range(3):
+            logging.getLogger("fault").error("fault %d", again)
+        raise RuntimeError("main failed")
+
+    assert os.waitstatus_to_exitcode(os.waitpid(fork_child(main), 0)[1]) == 1
+    out, err = capfd.readouterr()
+    assert out == "printed"
+    assert 'event="fault 2"' in err
+    assert "RuntimeError: main failed" in err
+
+
 def test_what_a_child_is_told_its_parent_does_not_hear() -> None:
     """A launcher that asks a shard to end is not asked itself: the pipe that wakes it is its own."""
     (heard, hears), (ready, says) = os.pipe(), os.pipe()
@@ -344,6 +361,14 @@ def test_a_child_can_be_ended_before_it_has_said_how() -> None:
         pid = fork_child(lambda: time.sleep(60))
     finally:
         signal.signal(signal.SIGTERM, before)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+
+
+def test_a_child_leaves_ctrl_c_to_its_parent() -> None:
+    """A terminal tells the whole group; the parent ends its children in their order."""
+    pid = fork_child(lambda: time.sleep(60))
+    os.kill(pid, signal.SIGINT)
     os.kill(pid, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
 

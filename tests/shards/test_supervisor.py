@@ -317,6 +317,35 @@ def test_shards_are_replaced_one_after_the_other_when_asked(board: Board, make: 
     assert [pid_of(board, shard) for shard in (0, 1)] == after, "once"
 
 
+def test_one_that_takes_its_time_to_start_is_waited_for_before_the_next_is_asked(
+    board: Board, make: Make
+) -> None:
+    gate, opens = os.pipe()
+    works = runs(board)
+
+    def run(shard: int) -> None:
+        if board.row(Role.SHARD, shard).epoch:
+            os.read(gate, 1)
+        works(shard)
+
+    def starts() -> bool:
+        supervisor.tend()
+        return supervisor._children[0].pid not in (first, 0)
+
+    supervisor = make(run)
+    until("the shards to run", lambda: up(supervisor))
+    first, second = (child.pid for child in supervisor._children)
+    supervisor.roll()
+    until("the first one's successor to start", starts)
+    for _ in range(20):
+        supervisor.tend()
+    assert (supervisor._children[1].pid, supervisor._children[1].told) == (second, False)
+    os.write(opens, b"..")
+    until("both to be new", lambda: up(supervisor) and supervisor._children[1].pid != second)
+    for fd in (gate, opens):
+        os.close(fd)
+
+
 def test_one_that_takes_its_time_to_end_is_waited_for_before_the_next_is_asked(
     board: Board, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,8 +379,6 @@ def test_stopping_ends_those_that_listen_and_those_that_do_not(board: Board, mak
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    supervisor.tend()
-    assert not any(child.pid for child in supervisor._children), "nobody is started any more"
     assert not supervisor.running
 
 
