@@ -138,7 +138,7 @@ class Front:
         self._failing: str | None = None
         self.tokenize = Tokenize(model)
         self._closing = False
-        self._stop = threading.Event()
+        self._stop = False  # no Event: without memory, one can lose its lock for good
         self._pid = os.getpid()
         self._looking = threading.Lock()
         self._ticked = 0.0
@@ -303,7 +303,7 @@ class Front:
                 Error(503, "stopping", "the gateway is stopping; send the request again"),
                 abort="stopping" if self.instance.alive else None,
             )
-        self._stop.set()
+        self._stop = True
         if mine:
             self._bell.ring()
             self._thread.join()
@@ -372,7 +372,7 @@ class Front:
         """Turn until told to stop, and once more. No fault ends the thread: every stream hangs on it."""
         last = False
         while not last:
-            last = self._stop.is_set()
+            last = self._stop
             try:
                 self._turn()
                 self._failing_since = self._failing = None
@@ -382,7 +382,7 @@ class Front:
 
     def _turn_failed(self, error: Exception) -> None:
         """Try again soon. While it goes on failing, end what is live and take nothing."""
-        self._stop.wait(RETRY_S)
+        time.sleep(RETRY_S)
         log.error("a turn of the reader's thread failed", exc_info=error)
         now = time.monotonic()
         if self._failing_since is None:
@@ -396,7 +396,7 @@ class Front:
     def _turn(self) -> None:
         drained = self.reader.drain()
         restored = self._restoring.go_on()
-        if drained == 0 and not self._stop.is_set():
+        if drained == 0 and not self._stop:
             settled = restored and not self.reader.statistics().aborts_waiting
             wait((self._consumer,), IDLE_S if settled else RETRY_S)
         if (now := time.monotonic()) - self._ticked >= TICK_S:

@@ -213,7 +213,7 @@ def test_a_gateway_replaced_at_once_still_aborts_what_the_dead_one_had(rig: Rig)
 
 def _forget_without_goodbye(front: Front) -> None:
     """Take a front's rings away as its death would: no abort, no farewell."""
-    front._stop.set()
+    front._stop = True
     front._bell.ring()
     front._thread.join()
     front._consumer.close()
