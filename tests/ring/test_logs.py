@@ -185,6 +185,17 @@ def root() -> Iterator[logging.Logger]:
     root.setLevel(level)
 
 
+def test_the_kind_that_was_silent_longest_is_forgotten_first(log: Log) -> None:
+    for kind in range(MAX_KINDS - 1):
+        log.log.error(f"kind {kind}")
+    log.clock.now += 1.0
+    for event in ("kind 0", "the last that fits", "one more"):
+        log.log.error(event)
+    log.lines()
+    log.log.error("kind 0")
+    assert log.lines() == [], "it is remembered, and so held back"
+
+
 def test_what_is_written_when_its_time_has_come_lets_other_threads_log(log: Log) -> None:
     for call in (log.handler.due, log.handler.flush):
         call()
