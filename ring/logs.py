@@ -114,7 +114,7 @@ class OncePerSecond(logging.Handler):
         """Write what is kept back; `logging` does this at the process's end."""
         self.acquire()
         try:
-            for kind in self._kinds.values():
+            for kind in list(self._kinds.values()):
                 self._write_kept(kind)
             self._target.flush()
         finally:
@@ -125,7 +125,7 @@ class OncePerSecond(logging.Handler):
         self.acquire()
         try:
             now = self._clock()
-            for kind in self._kinds.values():
+            for kind in list(self._kinds.values()):  # a finalizer that logs may run in here and add one
                 if kind.suppressed and now - kind.written >= self._every_s:
                     kind.written = now
                     self._write_kept(kind)

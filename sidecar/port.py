@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from operator import index
 from typing import Any, Final
 
@@ -70,11 +71,13 @@ class SchedulerPort:
         config = instance.config
         self._row = instance.board.row(Role.SCHEDULER, rank)
         self._table = RowTable(config.readers, config.slots)
-        self._bell = Doorbell.create(instance.bell(Role.SCHEDULER, rank))
-        self._step = instance.step()
-        self._request = instance.request()
-        self._writer = self._step.writer(rank)
-        self._consumer = self._request.consumer(0, self._bell) if rank == 0 else None
+        with ExitStack() as undo:  # what fails leaves nothing taken: who catches it may attach again
+            self._bell = undo.enter_context(Doorbell.create(instance.bell(Role.SCHEDULER, rank)))
+            self._step = undo.enter_context(instance.step())
+            self._request = undo.enter_context(instance.request())
+            self._writer = self._step.writer(rank)
+            self._consumer = self._request.consumer(0, self._bell) if rank == 0 else None
+            undo.pop_all()
         self._steps = StepWriter(self._writer, self._table)
         self._push: Final = self._steps.push
         self._beat_due = 0

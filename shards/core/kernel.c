@@ -110,10 +110,7 @@ static bool room_for_rows(struct ofs_shard *shard, uint32_t rows, uint32_t token
         if (failures) shard->failures = failures;
         ofs_stop *stops = realloc(shard->stops, sizeof(ofs_stop) * (size_t)cap);
         if (stops) shard->stops = stops;
-        if (!columns || !routes || !failures || !stops) {
-            shard->row_cap = 0;
-            return false;
-        }
+        if (!columns || !routes || !failures || !stops) return false; /* what grew has the old room, too */
         shard->row_cap = cap;
     }
     if (shard->token_cap < tokens || !shard->ids) {
@@ -123,10 +120,7 @@ static bool room_for_rows(struct ofs_shard *shard, uint32_t rows, uint32_t token
         if (ids) shard->ids = ids;
         uint32_t *ends = realloc(shard->token_ends, sizeof(uint32_t) * (size_t)cap);
         if (ends) shard->token_ends = ends;
-        if (!ids || !ends) {
-            shard->token_cap = 0;
-            return false;
-        }
+        if (!ids || !ends) return false;
         shard->token_cap = cap;
     }
     return true;

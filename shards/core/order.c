@@ -33,10 +33,7 @@ static bool grouping_room(struct ofs_shard *shard, uint32_t rows, grouping *g)
         if (order) shard->order = order;
         uint32_t *groups = realloc(shard->groups, sizeof *groups * need);
         if (groups) shard->groups = groups;
-        if (!order || !groups) {
-            shard->order_cap = 0;
-            return false;
-        }
+        if (!order || !groups) return false;
         shard->order_cap = rows;
     }
     uint32_t *at = shard->groups;

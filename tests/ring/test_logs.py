@@ -5,7 +5,7 @@ import json
 import logging
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from outfeed.ring import logs
@@ -185,6 +185,17 @@ def root() -> Iterator[logging.Logger]:
     root.setLevel(level)
 
 
+def test_the_kind_that_was_silent_longest_is_forgotten_first(log: Log) -> None:
+    for kind in range(MAX_KINDS - 1):
+        log.log.error(f"kind {kind}")
+    log.clock.now += 1.0
+    for event in ("kind 0", "the last that fits", "one more"):
+        log.log.error(event)
+    log.lines()
+    log.log.error("kind 0")
+    assert log.lines() == [], "it is remembered, and so held back"
+
+
 def test_what_is_written_when_its_time_has_come_lets_other_threads_log(log: Log) -> None:
     for call in (log.handler.due, log.handler.flush):
         call()
@@ -192,6 +203,43 @@ def test_what_is_written_when_its_time_has_come_lets_other_threads_log(log: Log)
         other.start()
         other.join(30)
         assert not other.is_alive()
+
+
+class LogsAtItsEnd:
+    def __init__(self, log: logging.Logger) -> None:
+        self.log = log
+
+    def __del__(self) -> None:
+        self.log.warning("a task was never looked at")
+
+
+@pytest.mark.parametrize("way", ["due", "flush", "log"])
+def test_what_a_garbage_collection_logs_while_a_line_is_written_is_one_more_line(
+    log: Log, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A collection may come with any line of Python's, and a finalizer may log what was never said before."""
+    left = [LogsAtItsEnd(log.log)]
+    handle = log.handler._target.handle
+
+    def collected(record: logging.LogRecord) -> bool:
+        left.clear()
+        return handle(record)
+
+    for _ in range(2):
+        log.log.error("a fault")
+        log.log.error("another fault")
+    log.lines()
+    log.clock.now += 1.0
+    monkeypatch.setattr(log.handler._target, "handle", collected)
+    calls: dict[str, Callable[[], None]] = {
+        "due": log.handler.due,
+        "flush": log.handler.flush,
+        "log": lambda: log.log.info("a fact"),
+    }
+    calls[way]()
+    said = [line["event"] for line in log.lines()]
+    more = ["a fact"] if way == "log" else []
+    assert sorted(said) == sorted(["a task was never looked at", "a fault", "another fault", *more])
 
 
 def test_starting_again_renames_the_process_and_doubles_nothing(root: logging.Logger) -> None:

@@ -53,6 +53,21 @@ def test_who_ends_while_it_is_looked_up_is_nobody(monkeypatch: pytest.MonkeyPatc
         assert not child.alive()
 
 
+def test_a_process_is_itself_whatever_it_calls_itself() -> None:
+    """Its name stands before its state, in parentheses, and need not have been chosen by its friends."""
+    names_itself = "open('/proc/self/comm', 'w').write(') Z 1 ('); print(flush=True); open(0).read()"
+    command = [sys.executable, "-c", names_itself]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as named:
+        before = Owner.of(named.pid)
+        assert named.stdout is not None
+        named.stdout.readline()
+        assert Path(f"/proc/{named.pid}/comm").read_text() == ") Z 1 (\n"
+        assert before is not None
+        assert Owner.of(named.pid) == before
+        assert before.alive()
+        named.communicate()
+
+
 @pytest.mark.parametrize("word", [1, 1 << 42, (1 << 64) - 1, 0x0123456789ABCDEF])
 def test_any_word_names_somebody_who_can_be_asked_after(word: int) -> None:
     owner = Owner.unpack(word)

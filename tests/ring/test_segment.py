@@ -1,5 +1,6 @@
 """Segments: whole or not at all, private, with all their pages, unlinked by no bystander, swept if stale."""
 
+import errno
 import fcntl
 import mmap
 import os
@@ -74,9 +75,14 @@ def test_a_small_shm_is_an_error_with_a_remedy(name: str, monkeypatch: pytest.Mo
     assert not (SHM / name).exists()
 
 
-def test_a_shm_that_fills_meanwhile_is_the_same_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM])
+def test_a_shm_that_fills_meanwhile_is_the_same_error(
+    name: str, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Also one that has room where a container's memory has none."""
+
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(NoRoom):

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "shards" / "core"
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+WRAPPED = ",".join(f"--wrap={name}" for name in ("malloc", "calloc", "realloc"))
 TORN = ("-O0", "-DTORN", "-fsanitize-coverage=trace-pc-guard,trace-loads")
 
 
@@ -39,3 +40,7 @@ def test_anything_goes_in_and_only_text_comes_out(tmp_path: Path) -> None:
 
 def test_a_table_that_changes_between_two_looks_at_it(tmp_path: Path) -> None:
     fuzz(tmp_path, 100, "clang", *TORN, "-I", str(ROOT / "tests"))
+
+
+def test_memory_that_runs_out_is_no_more_than_that(tmp_path: Path) -> None:
+    fuzz(tmp_path, 600, "gcc", "-O1", "-DSCARCE", f"-Wl,{WRAPPED}", "-I", str(ROOT / "tests"))

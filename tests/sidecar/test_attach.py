@@ -1,12 +1,14 @@
 """A port's life beside what it pushes: what others see of it, and what it leaves to the next one."""
 
 import contextlib
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from outfeed.ring import Ring
 from outfeed.ring.board import Phase, Role, State
 from outfeed.ring.frames import Abort, Attach, Tag, encode
 from outfeed.ring.instance import Instance, InstanceGone
@@ -138,6 +140,24 @@ def test_who_cannot_attach_uses_nothing_of_the_instance(
     with pytest.raises(why) as refused:
         SchedulerPort.attach(bench.name, rank=rank)
     assert locks() == before, f"while {refused!r} is held, with all that was made"
+
+
+@pytest.mark.parametrize("ring", ["step", "request"])
+def test_who_could_not_attach_may_attach_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, ring: str
+) -> None:
+    """At once, while it still looks at why."""
+
+    def refused(instance: Instance) -> Ring:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Instance, ring, refused)
+        with pytest.raises(OSError, match="Too many open files") as held:
+            SchedulerPort.attach(bench.name)
+    with SchedulerPort.attach(bench.name) as port:
+        assert port.alive
+    assert held.value.errno == errno.EMFILE
 
 
 def test_a_port_in_which_another_thread_pushes_is_closed_when_that_has_ended(
