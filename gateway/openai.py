@@ -58,12 +58,17 @@ class Wanted:
     model: str
     stream: bool
     usage: bool
+    """In a stream: whether a last chunk tells it."""
+    running_usage: bool
+    """In a stream: whether every chunk tells its choice's so far."""
     logprobs: bool
     names: dict[str, str]
     """The client's name for each of `/generate`'s fields that it has another for."""
     id: str
     """What `/abort_request` takes: the client's own rid, or one that is made here."""
     echo: list[str] | None = None
+    prompt_tokens: int = 0
+    """Of a chat, for its first chunk."""
     token_bytes: TokenBytes = lambda token: None
     skipped: Skipped = lambda token: False
     created: int = field(default_factory=lambda: int(time.time()))
@@ -122,7 +127,18 @@ def shown_tools(body: Mapping[str, Any]) -> Any:
 class OpenAIStream:
     """One prompt's chunks; usage is counted into `usage`, shared by a request's prompts."""
 
-    __slots__ = ("_chat", "_echo", "_head", "_index", "_logprobs", "_tail", "_token_bytes", "usage")
+    __slots__ = (
+        "_chat",
+        "_echo",
+        "_head",
+        "_index",
+        "_logprobs",
+        "_prompt_tokens",
+        "_running",
+        "_tail",
+        "_token_bytes",
+        "usage",
+    )
 
     def __init__(self, wanted: Wanted, index: int, usage: Usage) -> None:
         self._chat = wanted.chat
@@ -143,6 +159,8 @@ class OpenAIStream:
             index,
             b'"delta":{"content":' if wanted.chat else b'"text":',
         )
+        self._prompt_tokens = wanted.prompt_tokens
+        self._running = wanted.running_usage
         self._tail = b'}],"usage":null}\n\n' if wanted.usage else b"}]}\n\n"
 
     def opening(self) -> bytes:
@@ -150,7 +168,8 @@ class OpenAIStream:
         if not self._chat:
             return b""
         head = self._head.replace(b'"delta":{', b'"delta":{"role":"assistant",')
-        return b'%b""},"logprobs":null,"finish_reason":null%b' % (head, self._tail)
+        tail = self._so_far(self._prompt_tokens, 0) if self._running else self._tail
+        return b'%b""},"logprobs":null,"finish_reason":null%b' % (head, tail)
 
     def delta(self, event: ChunkEvent) -> bytes:
         """Render an event as a chunk."""
@@ -159,13 +178,16 @@ class OpenAIStream:
         logprobs = b"null" if self._logprobs is None else self._render(self._logprobs, event, text)
         if self._echo:
             text, self._echo = self._echo + text, ""
+        tail = self._tail
+        if self._running:
+            tail = self._so_far(event.prompt_tokens, event.first + event.generated)
         if finish is None:
             return b'%b%b%b,"logprobs":%b,"finish_reason":null%b' % (
                 self._head,
                 _encode(text),
                 close,
                 logprobs,
-                self._tail,
+                tail,
             )
         self.usage.count(event)
         return b'%b%b%b,"logprobs":%b,"finish_reason":%b,"matched_stop":%b%b' % (
@@ -175,12 +197,15 @@ class OpenAIStream:
             logprobs,
             _encode(finish.type),
             _encode(finish.matched),
-            self._tail,
+            tail,
         )
 
     def failure(self, error: Error) -> bytes:
         """Render the request's failure."""
         return failure_event(error, openai=True)
+
+    def _so_far(self, prompt: int, completion: int) -> bytes:
+        return b'}],"usage":%b}\n\n' % _encode(_usage(prompt, completion))
 
     def _render(self, logprobs: CompletionLogprobs, event: ChunkEvent, text: str) -> bytes:
         if self._chat:
@@ -202,11 +227,11 @@ class Usage:
 
     def json(self) -> dict[str, int]:
         """Return the object clients read."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-        }
+        return _usage(self.prompt, self.completion)
+
+
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def usage_chunk(wanted: Wanted, usage: Usage) -> bytes:
@@ -278,10 +303,13 @@ def _start(body: Any, model: str, chat: bool) -> tuple[dict[str, Any], Wanted]:
     options = body.get("stream_options")
     if options is not None and type(options) is not dict:
         raise BadRequest("stream_options", f"must be an object, got {show(options)}")
-    usage = _flag((options or {}).get("include_usage"), "stream_options.include_usage")
+    usage, running = (
+        _flag((options or {}).get(name), f"stream_options.{name}")
+        for name in ("include_usage", "continuous_usage_stats")
+    )
     rid = body.get("rid")
     made = rid if type(rid) is str else f"{'chatcmpl' if chat else 'cmpl'}-{make_rid()}"
-    return body, Wanted(chat, named or model, stream, usage, False, names_of(body, chat), made)
+    return body, Wanted(chat, named or model, stream, usage, running, False, names_of(body, chat), made)
 
 
 def _generate(body: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
