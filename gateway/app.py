@@ -26,7 +26,7 @@ from ..sink import Error
 from . import generate, openai
 from .answer import Collector, Renderer, StreamAnswer, WholeAnswer
 from .backend import Backend, Stream
-from .chat import RESERVED, ChatTemplate, check_messages
+from .chat import ChatTemplate, check_messages
 from .control import PREFIX, SHOWN, control
 from .exchange import Exchange
 from .limits import Limits
@@ -206,11 +206,7 @@ class App:
                 "this model has no chat template: none beside its tokenizer, and none given with "
                 "--chat-template; use /v1/completions",
             )
-        more = asked.get("chat_template_kwargs") or {}
-        if type(more) is not dict or any(name in RESERVED for name in more):
-            raise BadRequest(
-                "chat_template_kwargs", f"must be an object without {', '.join(RESERVED)}, got {show(more)}"
-            )
+        more = openai.template_arguments(asked)
 
         def render() -> str:
             return template.render(check_messages(asked.get("messages")), openai.shown_tools(asked), more)
