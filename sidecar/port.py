@@ -370,10 +370,10 @@ class SchedulerPort:
     def _vacate(self, route: int, messages: Messages) -> None:
         """End the request whose slot this one takes: its ABORT was lost.
 
-        No LIVE would miss it from here on: the table has one request a slot. Of several ranks another may
-        have ended it, which nobody says here; but while nothing of a gateway is lost, no ABORT of it is.
+        No LIVE would miss it from here on: the table has one request a slot. While nothing of a gateway is
+        lost, no ABORT of it is: what is live here then was handed on, and another rank has ended it.
         """
-        if self._instance.config.ranks > 1 and reader_of(route) not in self._doubted:
+        if reader_of(route) not in self._doubted:
             return
         before = self._table.before(route)
         if before is not None:

@@ -86,6 +86,7 @@ def test_there_is_one_answer_and_no_best_of_several(running: Running, path: str,
     ("path", "more"),
     [
         ("completions", {"add_special_tokens": False}),
+        ("completions", {"add_special_tokens": "yes"}),
         ("chat/completions", {"add_special_tokens": True}),
         ("chat/completions", {"echo": True}),
         ("chat/completions", {"reasoning_effort": 3}),

@@ -308,4 +308,13 @@ def test_a_gateway_that_died_is_looked_at_again_when_there_was_no_memory_for_its
     assert port.is_live(B)
     port._look_due = 0
     assert port.recv() == [Abort(A), Abort(B)]
+    beat(port)
+    (tally,) = tallies(bench)
+    ended, running = Standing.ENDED, Standing.RUNNING
+    assert sorted(tally.rows) == sorted([(A, 0, ended), (B, 0, ended), (OTHERS, 0, running)]), (
+        "in case it lives"
+    )
+    port._look_due = 0
     assert port.recv() == []
+    beat(port)
+    assert tallies(bench) == []
