@@ -26,7 +26,7 @@ from ..sink import Error
 from . import generate, openai
 from .answer import Collector, Renderer, StreamAnswer, WholeAnswer
 from .backend import Backend, Stream
-from .chat import RESERVED, ChatTemplate, check_messages
+from .chat import ChatTemplate, check_messages
 from .control import PREFIX, SHOWN, control
 from .exchange import Exchange
 from .limits import Limits
@@ -206,11 +206,7 @@ class App:
                 "this model has no chat template: none beside its tokenizer, and none given with "
                 "--chat-template; use /v1/completions",
             )
-        more = asked.get("chat_template_kwargs") or {}
-        if type(more) is not dict or any(name in RESERVED for name in more):
-            raise BadRequest(
-                "chat_template_kwargs", f"must be an object without {', '.join(RESERVED)}, got {show(more)}"
-            )
+        more = openai.template_arguments(asked)
 
         def render() -> str:
             return template.render(check_messages(asked.get("messages")), openai.shown_tools(asked), more)
@@ -218,10 +214,14 @@ class App:
         # A template writes the special tokens itself; the tokenizer must not add them once more.
         defaults = self.backend.model.defaults
         # Where nobody says how long a chat's answer may be, it ends where the model ends it.
-        body["sampling_params"].setdefault("max_new_tokens", defaults.get("max_new_tokens"))
+        params = body["sampling_params"]
+        params.setdefault("max_new_tokens", defaults.get("max_new_tokens"))
+        if openai.shown_tools(asked):  # by special tokens a model says where a call of one begins and ends
+            params.setdefault("skip_special_tokens", defaults.get("skip_special_tokens", False))
         with self._running.room(generate.count_prompts(body)):
             prompt = await self.backend.tokenize.aside(render, len(exchange.request.body))
-            (body["input_ids"],) = await self.backend.tokenize.encode([prompt], "messages", special=False)
+            (ids,) = await self.backend.tokenize.encode([prompt], "messages", special=False)
+            body["input_ids"], wanted.prompt_tokens = ids, len(ids)
             await self._openai(exchange, body, wanted)
 
     async def _openai(self, exchange: Exchange, body: dict[str, Any], wanted: Wanted) -> None:

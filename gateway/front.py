@@ -419,13 +419,13 @@ class Front:
         with self._looking:
             self._look_due = time.monotonic() + LOOK_S
             gone = not self.instance.alive
-            if (
-                lost := self._ranks.look()
-            ):  # at once: who comes from here on is submitted to the one that is there now
+            if lost := self._ranks.look():
                 self.reader.fail(
                     Error(503, "scheduler_gone", "the scheduler went away; send the request again"),
                     abort="scheduler gone",
                 )
+            self._ranks.settle()  # behind it, for which there may be no memory; who comes meanwhile waits
+            if lost:
                 log.error("scheduler rank %s is gone: its requests end", lost)
             if gone:  # each time: whoever saw it alive just before may come later
                 self.reader.fail(

@@ -34,6 +34,7 @@ SAMPLING: Final = {
     "ignore_eos": "ignore_eos",
     "no_stop_trim": "no_stop_trim",
     "skip_special_tokens": "skip_special_tokens",
+    "spaces_between_special_tokens": "spaces_between_special_tokens",
     "custom_params": "custom_params",
 }
 """OpenAI's names, and the common extensions, for the sampling parameters."""
@@ -49,10 +50,11 @@ def names_of(body: Mapping[str, Any], chat: bool) -> dict[str, str]:
     prompt = "messages" if chat else "prompt"
     names |= {"text": prompt, "input_ids": prompt}
     names["top_logprobs_num"] = "top_logprobs" if chat else "logprobs"
-    newer = chat and body.get("max_completion_tokens") is not None
+    newer = body.get("max_completion_tokens") is not None
     names["max_new_tokens"] = "max_completion_tokens" if newer else "max_tokens"
-    if body.get("response_format") is not None:
-        names["json_schema"] = "response_format"
+    if (wanted := body.get("response_format")) is not None:
+        tagged = type(wanted) is dict and wanted.get("type") == "structural_tag"
+        names["structural_tag" if tagged else "json_schema"] = "response_format"
     return names
 
 

@@ -18,6 +18,7 @@ from ..ingress.fields import boolean
 from ..ingress.request import asks_nothing, make_rid
 from ..sink import ChunkEvent, Error
 from .answer import failure_event
+from .chat import RESERVED
 from .logprobs import CompletionLogprobs, LogprobsSum, Skipped, TokenBytes, chat_logprobs
 from .naming import SAMPLING, names_of
 
@@ -39,13 +40,27 @@ NOT_TAKEN: Final = {
     "guided_json": "use response_format",
     "guided_regex": "use regex",
     "include_stop_str_in_output": "use no_stop_trim",
+    "logits_processors": "use custom_params, if the scheduler knows some",
+    "logprob_token_ids": "use /generate with token_ids_logprob",
     "lora_path": "there is one model here",
+    "max_new_tokens": "use max_tokens",
+    "min_new_tokens": "use min_tokens",
     "prompt_embeds": "give a prompt",
     "prompt_logprobs": "complete with echo and logprobs",
+    "repetition_detection": "leave it out",
+    "return_hidden_states": "use /generate",
+    "return_logprob": "use logprobs",
+    "return_token_ids": "use /generate, which answers with them",
+    "return_tokens_as_token_ids": "use /generate, which answers with them",
+    "sampling_params": "put what is in it beside the prompt",
+    "sampling_seed": "use seed",
     "structured_outputs": "use response_format, regex or ebnf",
     "suffix": "leave it out",
+    "thinking_token_budget": "use max_tokens",
     "truncate_prompt_tokens": "shorten the prompt",
     "use_beam_search": "leave it out",
+    "vllm_xargs": "use custom_params, if the scheduler knows some",
+    "web_search_options": "search yourself, and put what is found into a message",
 }
 """Fields, most of them other servers', without which a client would get another answer than it asked for."""
 
@@ -58,12 +73,17 @@ class Wanted:
     model: str
     stream: bool
     usage: bool
+    """In a stream: whether a last chunk tells it."""
+    running_usage: bool
+    """In a stream: whether every chunk tells its choice's so far."""
     logprobs: bool
     names: dict[str, str]
     """The client's name for each of `/generate`'s fields that it has another for."""
     id: str
     """What `/abort_request` takes: the client's own rid, or one that is made here."""
     echo: list[str] | None = None
+    prompt_tokens: int = 0
+    """Of a chat, for its first chunk."""
     token_bytes: TokenBytes = lambda token: None
     skipped: Skipped = lambda token: False
     created: int = field(default_factory=lambda: int(time.time()))
@@ -81,8 +101,8 @@ def completion_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted]:
     generate["sampling_params"].setdefault("max_new_tokens", COMPLETION_MAX_TOKENS)
     first = prompt[0] if type(prompt) is list and prompt else prompt
     generate["text" if type(first) is str else "input_ids"] = prompt
-    if (best := body.get("best_of")) is not None and not (type(best) is int and best == 1):
-        raise BadRequest("best_of", f"must be 1, got {show(best)}")
+    if (special := body.get("add_special_tokens")) is not None and special is not True:
+        raise BadRequest("add_special_tokens", f"must be true, got {show(special)}: give token ids instead")
     count = body.get("logprobs")
     if count is not None and count is not False:
         wanted.logprobs = True
@@ -101,8 +121,6 @@ def chat_body(body: Any, model: str) -> tuple[dict[str, Any], Wanted, dict[str, 
     """
     body, wanted = _start(body, model, chat=True)
     generate = _generate(body, wanted)
-    if (most := body.get("max_completion_tokens")) is not None:
-        generate["sampling_params"]["max_new_tokens"] = most
     _must_be_text(body)
     top = body.get("top_logprobs")
     if _flag(body.get("logprobs"), "logprobs"):
@@ -122,7 +140,18 @@ def shown_tools(body: Mapping[str, Any]) -> Any:
 class OpenAIStream:
     """One prompt's chunks; usage is counted into `usage`, shared by a request's prompts."""
 
-    __slots__ = ("_chat", "_echo", "_head", "_index", "_logprobs", "_tail", "_token_bytes", "usage")
+    __slots__ = (
+        "_chat",
+        "_echo",
+        "_head",
+        "_index",
+        "_logprobs",
+        "_prompt_tokens",
+        "_running",
+        "_tail",
+        "_token_bytes",
+        "usage",
+    )
 
     def __init__(self, wanted: Wanted, index: int, usage: Usage) -> None:
         self._chat = wanted.chat
@@ -143,6 +172,8 @@ class OpenAIStream:
             index,
             b'"delta":{"content":' if wanted.chat else b'"text":',
         )
+        self._prompt_tokens = wanted.prompt_tokens
+        self._running = wanted.running_usage
         self._tail = b'}],"usage":null}\n\n' if wanted.usage else b"}]}\n\n"
 
     def opening(self) -> bytes:
@@ -150,7 +181,8 @@ class OpenAIStream:
         if not self._chat:
             return b""
         head = self._head.replace(b'"delta":{', b'"delta":{"role":"assistant",')
-        return b'%b""},"logprobs":null,"finish_reason":null%b' % (head, self._tail)
+        tail = self._so_far(self._prompt_tokens, 0) if self._running else self._tail
+        return b'%b""},"logprobs":null,"finish_reason":null%b' % (head, tail)
 
     def delta(self, event: ChunkEvent) -> bytes:
         """Render an event as a chunk."""
@@ -159,13 +191,16 @@ class OpenAIStream:
         logprobs = b"null" if self._logprobs is None else self._render(self._logprobs, event, text)
         if self._echo:
             text, self._echo = self._echo + text, ""
+        tail = self._tail
+        if self._running:
+            tail = self._so_far(event.prompt_tokens, event.first + event.generated)
         if finish is None:
             return b'%b%b%b,"logprobs":%b,"finish_reason":null%b' % (
                 self._head,
                 _encode(text),
                 close,
                 logprobs,
-                self._tail,
+                tail,
             )
         self.usage.count(event)
         return b'%b%b%b,"logprobs":%b,"finish_reason":%b,"matched_stop":%b%b' % (
@@ -175,12 +210,15 @@ class OpenAIStream:
             logprobs,
             _encode(finish.type),
             _encode(finish.matched),
-            self._tail,
+            tail,
         )
 
     def failure(self, error: Error) -> bytes:
         """Render the request's failure."""
         return failure_event(error, openai=True)
+
+    def _so_far(self, prompt: int, completion: int) -> bytes:
+        return b'}],"usage":%b}\n\n' % _encode(_usage(prompt, completion))
 
     def _render(self, logprobs: CompletionLogprobs, event: ChunkEvent, text: str) -> bytes:
         if self._chat:
@@ -202,11 +240,11 @@ class Usage:
 
     def json(self) -> dict[str, int]:
         """Return the object clients read."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-        }
+        return _usage(self.prompt, self.completion)
+
+
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def usage_chunk(wanted: Wanted, usage: Usage) -> bytes:
@@ -271,6 +309,8 @@ def _start(body: Any, model: str, chat: bool) -> tuple[dict[str, Any], Wanted]:
     for name, value in body.items():
         if name in NOT_TAKEN and not asks_nothing(value):
             raise BadRequest(name, f"is not supported, got {show(value)}; {NOT_TAKEN[name]}")
+    if (best := body.get("best_of")) is not None and not (type(best) is int and best == 1):
+        raise BadRequest("best_of", f"must be 1, got {show(best)}")
     named = body.get("model")
     if named is not None and type(named) is not str:
         raise BadRequest("model", f"must be a string, got {show(named)}")
@@ -278,10 +318,13 @@ def _start(body: Any, model: str, chat: bool) -> tuple[dict[str, Any], Wanted]:
     options = body.get("stream_options")
     if options is not None and type(options) is not dict:
         raise BadRequest("stream_options", f"must be an object, got {show(options)}")
-    usage = _flag((options or {}).get("include_usage"), "stream_options.include_usage")
+    usage, running = (
+        _flag((options or {}).get(name), f"stream_options.{name}")
+        for name in ("include_usage", "continuous_usage_stats")
+    )
     rid = body.get("rid")
     made = rid if type(rid) is str else f"{'chatcmpl' if chat else 'cmpl'}-{make_rid()}"
-    return body, Wanted(chat, named or model, stream, usage, False, names_of(body, chat), made)
+    return body, Wanted(chat, named or model, stream, usage, running, False, names_of(body, chat), made)
 
 
 def _generate(body: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
@@ -294,14 +337,29 @@ def _generate(body: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
     }
 
 
+def template_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a chat's template gets besides messages and tools. Raises BadRequest."""
+    more = body.get("chat_template_kwargs") or {}
+    if type(more) is not dict or any(name in RESERVED for name in more):
+        raise BadRequest(
+            "chat_template_kwargs", f"must be an object without {', '.join(RESERVED)}, got {show(more)}"
+        )
+    if (effort := body.get("reasoning_effort")) is None:
+        return more
+    if type(effort) is not str:
+        raise BadRequest("reasoning_effort", f"must be a string, got {show(effort)}")
+    return {"reasoning_effort": effort, **more}
+
+
 def _flag(value: Any, field: str) -> bool:
     return value is not None and boolean(value, field)
 
 
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     params = {ours: body[theirs] for theirs, ours in SAMPLING.items() if body.get(theirs) is not None}
-    if body.get("max_tokens") is not None:
-        params["max_new_tokens"] = body["max_tokens"]
+    for name in ("max_tokens", "max_completion_tokens"):  # the newer name counts
+        if body.get(name) is not None:
+            params["max_new_tokens"] = body[name]
     _response_format(body.get("response_format"), params)
     return params
 
@@ -313,6 +371,9 @@ def _must_be_text(body: Mapping[str, Any]) -> None:
         raise BadRequest("modalities", f'must be ["text"], got {show(modalities)}')
     if (asked := body.get("add_generation_prompt")) is not None and asked is not True:
         raise BadRequest("add_generation_prompt", f"must be true, got {show(asked)}: the model speaks next")
+    for name in ("echo", "add_special_tokens"):
+        if (asked := body.get(name)) is not None and asked is not False:
+            raise BadRequest(name, f"must be false, got {show(asked)}: a chat's prompt is its template's")
     tools, choice = body.get("tools"), body.get("tool_choice")
     if tools is not None and not (type(tools) is list and all(type(one) is dict for one in tools)):
         raise BadRequest("tools", f"must be a list of objects, got {show(tools)}")
@@ -336,16 +397,33 @@ def _response_format(value: Any, params: dict[str, Any]) -> None:
     kind = value.get("type") if type(value) is dict else None
     if kind == "text":
         return
+    if "json_schema" in params or "structural_tag" in params:
+        raise BadRequest("response_format", "says itself what the answer is like: leave out the other field")
     if kind == "json_object":
         params["json_schema"] = '{"type": "object"}'
     elif kind == "json_schema" and type(value.get("json_schema")) is dict:
-        try:
-            params["json_schema"] = _encode(value["json_schema"].get("schema", {})).decode()
-        except (ValueError, OverflowError, RecursionError) as error:
-            raise BadRequest(
-                "response_format.json_schema.schema", f"cannot be written as JSON again: {error}"
-            ) from None
+        params["json_schema"] = _schema(value["json_schema"].get("schema"))
+    elif kind == "structural_tag":
+        params["structural_tag"] = _json(value, "response_format")
     else:
         raise BadRequest(
-            "response_format", "must have type text, json_object, or json_schema with a json_schema"
+            "response_format",
+            "must have type text, json_object, structural_tag, or json_schema with a json_schema, "
+            f"got {show(value)}",
         )
+
+
+def _schema(value: Any) -> str:
+    field = "response_format.json_schema.schema"
+    if value is None:
+        return "{}"  # any JSON
+    if type(value) not in (dict, bool):
+        raise BadRequest(field, f"must be a JSON schema, which is an object, got {show(value)}")
+    return _json(value, field)
+
+
+def _json(value: Any, field: str) -> str:
+    try:
+        return _encode(value).decode()
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise BadRequest(field, f"cannot be written as JSON again: {error}") from None

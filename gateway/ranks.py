@@ -24,7 +24,9 @@ class Ranks:
         self._seen: list[Holder] = []
         self.present: dict[int, Holder] = {}
         """Who served at the last look, by rank."""
+        self._found = self._seen, self.present
         self.look()
+        self.settle()
 
     @property
     def received(self) -> bool:
@@ -36,9 +38,13 @@ class Ranks:
         return [row.holder for row in self._rows] != self._seen
 
     def look(self) -> list[int]:
-        """Look who serves; return the ranks of those that do no more."""
+        """Look who serves; return the ranks of those that do no more, again and again until `settle`."""
         seen = [row.holder for row in self._rows]  # first: who comes meanwhile has moved
         now = {row.index: holder for row, holder in zip(self._rows, seen, strict=True) if row.serving}
         lost = [rank for rank, holder in self.present.items() if now.get(rank) != holder]
-        self._seen, self.present = seen, now
+        self._found = seen, now
         return lost
+
+    def settle(self) -> None:
+        """What the last look found is dealt with."""
+        self._seen, self.present = self._found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from operator import index
 from typing import Any, Final
@@ -54,6 +54,7 @@ LOOK_EVERY_NS: Final = 200_000_000
 TALLIED: Final = 1 << 13
 """Requests of one TALLY, at most; there is one a heartbeat at most. A gateway's default slots are told within
 a second; one TALLY costs the scheduler, each shard and each reader some milliseconds."""
+Messages = list[Generate | Abort | Control]
 Column = Sequence[int] | NDArray[Any] | memoryview
 OptionalColumns = Families | Mapping[Kind, Family | None]
 
@@ -87,6 +88,8 @@ class SchedulerPort:
         self._damage_rows = [*instance.board.rows(Role.SHARD), *self._readers]
         self._damage = self._seen_damage()
         self._tally_at: int | None = None
+        self._corrupt: set[int] = set()
+        """Gateways whose lane is lost."""
         self._doubted: set[int] = set()
         """Gateways of which something was rejected, until they have said what they have."""
         self._closed = False
@@ -163,21 +166,23 @@ class SchedulerPort:
         if self._consumer is None:
             return []
         self._consumer.release()
-        messages: list[Generate | Abort | Control] = []
-        for frame in self._frames(self._consumer, limit, messages):
+        messages: Messages = []
+        for frame in self._frames(self._consumer, limit):
             try:
                 message = decode(frame[1], frame[2])
                 check_reader(message, frame[0])
-                messages += self._take(message)
+                self._take(message, messages)
             except (BadFrame, UnknownRoute, MemoryError) as error:
                 # That gateway sees the count, and says what it has (LIVE): so what was lost is found.
                 log.error("dropped a frame of gateway %d: %s", frame[0], error or "no memory")
                 self._row.count("bad_frames")
                 self._doubted.add(frame[0])
-        # Last: what it returns is told once, and a read that raises would lose it.
         if now >= self._look_due:
             self._look_due = now + LOOK_EVERY_NS
-            messages += self._of_the_dead()
+            try:
+                self._end_orphans(messages)
+            except MemoryError:  # again at the next look; what was read is handed out
+                log.error("what gateways had that are gone is not aborted yet: no memory")
         return messages
 
     def wait(self, timeout: float) -> bool:
@@ -314,9 +319,7 @@ class SchedulerPort:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _frames(
-        self, consumer: Consumer, limit: int, messages: list[Generate | Abort | Control]
-    ) -> list[Frame]:
+    def _frames(self, consumer: Consumer, limit: int) -> list[Frame]:
         """Read; a lane that is found corrupt costs its gateway's requests, and nobody else's.
 
         That gateway ends them for its clients and has no way left to say so: they are aborted here.
@@ -327,7 +330,8 @@ class SchedulerPort:
             except CorruptLane as error:  # told once for each lane
                 log.error("gateway %d can send nothing more, what it has is aborted: %s", error.lane, error)
                 self._row.count("bad_frames")
-                messages += self._orphans(error.lane)
+                self._corrupt.add(error.lane)
+                self._look_due = 0
 
     def _push_converted(
         self, columns: Columns, endings: bytes, families: OptionalColumns | None, timeout: float
@@ -336,18 +340,18 @@ class SchedulerPort:
             return self._steps.push_with_families(*columns, endings, in_order(families), timeout)
         return self._push(*columns, endings, timeout)
 
-    def _orphans(self, reader: int) -> list[Abort]:
-        """End the live requests of a gateway that is gone; return an Abort for each."""
-        return self._end([int(route) for route in self._table.live() if reader_of(int(route)) == reader])
+    def _end_those_of(self, readers: Collection[int], messages: Messages) -> None:
+        """End the live requests of gateways that are gone, with an Abort for each."""
+        self._end([int(route) for route in self._table.live() if reader_of(int(route)) in readers], messages)
 
-    def _end(self, routes: list[int]) -> list[Abort]:
-        aborts = [Abort(route) for route in routes]
+    def _end(self, routes: list[int], messages: Messages) -> None:
+        aborts, end = [Abort(route) for route in routes], self._table.ending(routes)
         self._row.count("aborts", len(routes))
-        self._table.ending(routes)()  # last: what ended without its Abort would run for nobody
-        return aborts
+        messages += aborts
+        end()  # last, and without memory: what ended without its Abort would run for nobody
 
-    def _compare(self, theirs: Live) -> list[Abort]:
-        """Compare what a gateway has with what is live here; return an Abort for each that it has not.
+    def _compare(self, theirs: Live, messages: Messages) -> None:
+        """Compare what a gateway has with what is live here; end each that it has not.
 
         A request of its that never came here was lost: it is noted as one that has ended, and so the next
         tally tells its gateway.
@@ -355,8 +359,8 @@ class SchedulerPort:
         stated = {route for route in theirs.routes if self._is_theirs(route, theirs)}
         live = [int(route) for route in self._table.live()]
         missing = [route for route in stated if not self._table.knows(route)]
-        aborts = self._end(
-            [route for route in live if self._is_theirs(route, theirs) and route not in stated]
+        self._end(
+            [route for route in live if self._is_theirs(route, theirs) and route not in stated], messages
         )
         for route in missing:
             log.error("gateway %d has %s, which never came: it ends", theirs.reader, format_route(route))
@@ -365,33 +369,34 @@ class SchedulerPort:
             self._tally_at = 0
         if theirs.end >= self._instance.config.slots:  # the last part
             self._doubted.discard(theirs.reader)
-        return aborts
 
-    def _vacate(self, route: int) -> list[Abort]:
+    def _vacate(self, route: int, messages: Messages) -> None:
         """End the request whose slot this one takes: its ABORT was lost.
 
-        No LIVE would miss it from here on: the table has one request a slot. Of several ranks another may
-        have ended it, which nobody says here; but while nothing of a gateway is lost, no ABORT of it is.
+        No LIVE would miss it from here on: the table has one request a slot. While nothing of a gateway is
+        lost, no ABORT of it is: what is live here then was handed on, and another rank has ended it.
         """
-        if self._instance.config.ranks > 1 and reader_of(route) not in self._doubted:
-            return []
+        if reader_of(route) not in self._doubted:
+            return
         before = self._table.before(route)
-        return [] if before is None else self._end([before])
+        if before is not None:
+            self._end([before], messages)
 
     def _is_theirs(self, route: int, theirs: Live) -> bool:
         inside = theirs.first <= slot_of(route) < min(theirs.end, self._instance.config.slots)
         return inside and reader_of(route) == theirs.reader
 
-    def _of_the_dead(self) -> list[Abort]:
-        """Look for gateways that died, or were closed, and were not replaced."""
-        dead = [row.index for row in self._readers if row.owner is not None and not row.serving]
-        aborts = [abort for reader in dead for abort in self._orphans(reader)]
-        if aborts:
-            self._tally_at = 0  # one that lives, whose row was written over, learns of it by the tally
-        return aborts
+    def _end_orphans(self, messages: Messages) -> None:
+        """Look for gateways that died, or were closed, and were not replaced, or whose lane is lost."""
+        dead = {row.index for row in self._readers if row.owner is not None and not row.serving}
+        if gone := dead | self._corrupt:
+            before = len(messages)
+            self._end_those_of(gone, messages)
+            if len(messages) > before:
+                self._tally_at = 0  # one that lives, whose row was written over, learns of it by the tally
 
-    def _take(self, message: Message | Handover) -> list[Generate | Abort | Control]:
-        """Note what a gateway said; return what of it is the scheduler's to handle.
+    def _take(self, message: Message | Handover, messages: Messages) -> None:
+        """Note what a gateway said; add to `messages` what of it is the scheduler's to handle.
 
         Raises:
             BadFrame: no gateway says that to a scheduler.
@@ -399,23 +404,22 @@ class SchedulerPort:
         """
         match message:
             case Generate():
-                aborts = self._vacate(message.route)
+                self._vacate(message.route, messages)
                 self._table.open(message.route, len(message.input_ids) // 4)
-                return [*aborts, message]
+                messages.append(message)
             case Control():
-                aborts = self._vacate(message.route)
+                self._vacate(message.route, messages)
                 self._table.open_control(message.route)
-                return [*aborts, message]
+                messages.append(message)
             case Abort():
-                if not self._table.end(message.route):
-                    return []
-                self._row.count("aborts")
-                return [message]
+                if self._table.end(message.route):
+                    self._row.count("aborts")
+                    messages.append(message)
             case Attach():
+                self._end_those_of({message.reader}, messages)
                 self._doubted.discard(message.reader)
-                return [*self._orphans(message.reader)]
             case Live():
-                return [*self._compare(message)]
+                self._compare(message, messages)
             case _:
                 raise BadFrame(f"a {TAG_OF[type(message)].name} does not belong on the request ring")
 

@@ -130,10 +130,14 @@ class Reader:
         self.call(lambda: self._suspects.doubt(routes, time.monotonic()))
 
     def cut_off(self, shards: frozenset[int]) -> None:
-        """Say which shards cannot reach this reader: what is live with one ends. On the draining thread."""
+        """Say which shards cannot reach this reader: what is live with one ends. On the draining thread.
+
+        Call it now and then: who could not be ended for want of memory, by it or with a corrupt lane, ends
+        then.
+        """
         # Before those that are live are gone through: who registers meanwhile looks here.
-        found, self._cut_off = shards - self._cut_off, shards
-        for shard in found:
+        self._cut_off = shards
+        for shard in self.lost_shards:
             self._lose_shard(shard)
 
     @property

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from outfeed.gateway.chat import ChatTemplate, NoTemplate
+from outfeed.ingress.request import Model
 from outfeed.ingress.tokenize import Tokenize
 
 from .conftest import Serve
-from .fake import TEMPLATE, Played
+from .fake import TEMPLATE, VOCABULARY, Played, WordTokenizer
 
 
 def one(played: Played) -> None:
@@ -171,3 +172,27 @@ def test_tools_that_may_not_be_called_are_not_shown(serve: Serve, asked: dict[st
     asked = {"messages": [{"role": "user", "content": "x"}], **asked}
     assert running.ask("POST", "/v1/chat/completions", asked).status == 200
     assert "".join(map(chr, running.stream().prompt.ids)) == shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "skipped"),
+    [
+        ({"tools": [{"type": "function"}]}, None, False),
+        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, None, False),
+        ({"tools": [{"type": "function"}], "skip_special_tokens": True}, None, True),
+        ({"tools": [{"type": "function"}], "skip_special_tokens": None}, True, True),
+        ({"tools": [{"type": "function"}], "tool_choice": "none"}, None, True),
+        ({"tools": []}, None, True),
+        ({}, None, True),
+    ],
+)
+def test_where_a_model_calls_a_tool_can_be_read_from_its_text(
+    serve: Serve, asked: dict[str, Any], default: bool | None, skipped: bool
+) -> None:
+    """Many mark it with special tokens."""
+    defaults = {} if default is None else {"skip_special_tokens": default}
+    model = Model(VOCABULARY, 4096, WordTokenizer(), defaults=defaults)
+    running = serve(one, template=TEMPLATE, model=model)
+    asked = {"messages": [{"role": "user", "content": "x"}], **asked}
+    assert running.ask("POST", "/v1/chat/completions", asked).status == 200
+    assert running.stream().prompt.params.skip_special_tokens is skipped

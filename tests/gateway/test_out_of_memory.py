@@ -88,6 +88,26 @@ def test_whichever_allocation_fails_a_request_begins_or_leaves_nothing() -> None
     assert not failed[-1], "the last ones come after it"
 
 
+def test_a_place_that_is_not_given_back_for_want_of_memory_is_given_back_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gateway = Gateway()
+
+    def without_memory(*arguments: Any, **more: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gateway.lane, "write", without_memory)
+        patched.setattr(gateway.routes, "release", without_memory)
+        with pytest.raises(MemoryError):
+            gateway._start(prompt())
+        gateway.reader.drain()
+        assert gateway.ingress.live() == 1
+    gateway.reader.drain()
+    assert gateway.nothing_is_left()
+    assert gateway.lane.tags == []
+
+
 @pytest.mark.parametrize("aborted", [True, False])
 def test_whichever_allocation_fails_an_ended_request_gives_its_place_back(aborted: bool) -> None:
     wanted, gone = prompt(), Error(503, "gone", "gone")

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections import deque
 from heapq import heapify, heapreplace
 
 import pytest
@@ -146,3 +147,19 @@ def test_a_shard_that_can_deliver_nothing_gets_no_request_while_there_are_others
     assert shard_of(table.acquire()) == 1
     table.avoid(frozenset())
     assert {shard_of(table.acquire()) for _ in range(12)} == {0, 1, 2}
+
+
+def test_a_route_that_is_not_given_back_for_want_of_memory_can_be_given_back_again() -> None:
+    class Full(deque[int]):
+        def append(self, slot: int, /) -> None:
+            raise MemoryError
+
+    table = RouteTable(0, 1, 2)
+    route = table.acquire()
+    free, table._free = table._free, Full(table._free)
+    with pytest.raises(MemoryError):
+        table.release(route)
+    table._free = free
+    assert table.loads() == [1]
+    assert table.release(route)
+    assert sorted(slot_of(table.acquire()) for _ in range(2)) == [0, 1]

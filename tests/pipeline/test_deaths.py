@@ -270,22 +270,17 @@ def test_a_drain_is_over_at_a_second_signal_or_when_its_time_is_up(
     small_tokenizer: Path, again: signal.Signals | None
 ) -> None:
     """What still runs then ends with a 503."""
-    instance, seconds = unique("drain", NUMBERS), "86400" if again else "0.2"
-    with launched(
-        instance, "--tokenizer", str(small_tokenizer), "--shards", "1", "--drain-seconds", seconds
-    ) as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    seconds = "86400" if again else "0.2"
+    with running_rig("drain", small_tokenizer, "--shards", "1", "--drain-seconds", seconds) as rig:
         (stream,) = rig.submit()
-        launcher.send_signal(signal.SIGTERM)
+        rig.launcher.send_signal(signal.SIGTERM)
         until("the drain to begin", lambda: _refused(rig))
         if again:
-            assert launcher.poll() is None
-            launcher.send_signal(again)
-        assert launcher.wait(60) == 0
+            assert rig.launcher.poll() is None
+            rig.launcher.send_signal(again)
+        assert rig.launcher.wait(60) == 0
         (end,) = rest_of(stream)[2]
         one_end(end, Error, 503)
-        rig.close()
-    assert leftovers(instance) == []
 
 
 def test_a_vanished_client_is_aborted_once(rig: Rig) -> None:

@@ -1,7 +1,6 @@
 """What a gateway says of its instance: each part that is missing, by name, and only while it is."""
 
 import asyncio
-import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,19 +11,14 @@ from outfeed.ring.board import Phase
 
 from tests.eventually import until
 
-from .commands import launched, shard_pids, unique
-from .rig import Rig
-
-NUMBERS = itertools.count()
+from .commands import shard_pids
+from .rig import Rig, running_rig
 
 
 @pytest.fixture
 def rig(small_tokenizer: Path) -> Iterator[Rig]:
-    instance = unique("health", NUMBERS)
-    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "2") as launcher:
-        rig = Rig(instance, small_tokenizer, launcher)
+    with running_rig("health", small_tokenizer, "--shards", "2") as rig:
         yield rig
-        rig.close()
 
 
 def test_a_shard_that_is_dead_is_named_until_it_is_replaced(rig: Rig) -> None:

@@ -23,6 +23,7 @@ from tests.eventually import LIMIT_S, until
 
 from .rig import Rig, rest_of, running_rig
 
+GONE = Error(503, "scheduler_gone", "the scheduler went away; send the request again")
 BODY = {"input_ids": [1], "sampling_params": {"max_new_tokens": 9}}
 
 
@@ -133,6 +134,26 @@ def test_a_request_ends_whose_instance_was_there_at_the_door_and_gone_behind_it(
         (stream,) = asyncio.run(rig.front.submit(BODY))
         assert error_of(rig, stream).type == "instance_gone"
     until("the reader to find it back", lambda: not rig.front._gone)
+
+
+def test_a_request_ends_whose_scheduler_went_away_when_there_was_no_memory_to_say_so(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = rig.submit(2)
+    fail, tried = rig.front.reader.fail, threading.Event()
+
+    def without_memory(error: Error, *, abort: str | None = None) -> None:
+        if not tried.is_set():
+            tried.set()
+            raise MemoryError
+        fail(error, abort=abort)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.front.reader, "fail", without_memory)
+        rig.port.close()
+        until("the gateway to try", tried.is_set)
+        assert [rest_of(stream)[2] for stream in streams] == [[GONE], [GONE]]
+    rig.port = SchedulerPort.attach(rig.name)
 
 
 def test_a_request_is_not_ended_with_a_scheduler_that_it_was_not_submitted_to(

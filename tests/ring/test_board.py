@@ -4,6 +4,7 @@ import subprocess
 import time
 from array import array
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -208,3 +209,14 @@ def test_a_process_that_hangs_cannot_be_counted_on() -> None:
     assert row.trouble() is None
     row.state = State.STOPPED
     assert row.trouble() == "is not running"
+
+
+def test_how_often_a_process_was_replaced_is_known_though_a_word_of_it_is_written_over() -> None:
+    words = memoryview(array("Q", bytes(256)))
+    row = BoardRow(words, 0, Role.SHARD, 0)  # the launcher counts before the new process has its row
+    row.count_replacement()
+    row.count_replacement()
+    for at, value in product(range(32), (0, 99)):
+        was, words[at] = words[at], value
+        assert row.epoch == 2, f"word {at} is {value}"
+        words[at] = was

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from outfeed.ring import RingFull
-from outfeed.ring.board import InstanceConfig, Role
+from outfeed.ring.board import InstanceConfig, Role, State
 from outfeed.ring.frames import (
     TAG_OF,
     Abort,
@@ -283,3 +283,38 @@ def test_a_frame_that_finds_no_memory_costs_what_else_was_read_nothing(
     assert [message.route for message in port.recv()] == [A, CONTROL]
     assert not port.is_live(B)
     assert bench.instance.board.row(Role.SCHEDULER, 0).get("bad_frames") == 1
+
+
+def test_a_gateway_that_died_is_looked_at_again_when_there_was_no_memory_for_its_aborts(
+    bench: Bench, port: SchedulerPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else was read is handed out, and neither request has ended for nobody to hear of."""
+
+    def without_memory(route: int) -> object:
+        if route == B:
+            raise MemoryError
+        return Abort(route)
+
+    bench.send(generate(A), generate(B))
+    assert len(port.recv()) == 2
+    row = bench.instance.board.row(Role.READER, 0)
+    row.claim(State.STOPPED)
+    bench.other.write(Tag.GENERATE, encode(generate(OTHERS)))
+    port._look_due = 0
+    with monkeypatch.context() as patched:
+        patched.setattr("outfeed.sidecar.port.Abort", without_memory)
+        assert port.recv() == [generate(OTHERS)]
+    assert port.is_live(A)
+    assert port.is_live(B)
+    port._look_due = 0
+    assert port.recv() == [Abort(A), Abort(B)]
+    beat(port)
+    (tally,) = tallies(bench)
+    ended, running = Standing.ENDED, Standing.RUNNING
+    assert sorted(tally.rows) == sorted([(A, 0, ended), (B, 0, ended), (OTHERS, 0, running)]), (
+        "in case it lives"
+    )
+    port._look_due = 0
+    assert port.recv() == []
+    beat(port)
+    assert tallies(bench) == []

@@ -1,7 +1,8 @@
 """A damaged frame delivers nothing and ends nobody; a tally then ends who has lost something."""
 
 import re
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -201,6 +202,36 @@ def test_a_request_that_begins_while_its_shards_others_are_ended_ends_too() -> N
     assert error.type == "shard_cut_off"
 
 
+@pytest.mark.parametrize("how", ["cut off", "corrupt"])
+def test_whom_a_lost_shard_could_not_end_for_want_of_memory_ends_at_the_next_look(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    front = Front()
+    routes = [make_route(0, 1, slot, 1) for slot in (1, 2, 3)]
+    sources = [front.open(route) for route in routes]
+    remember = front.reader._remember
+
+    def without_memory(route: int) -> None:
+        if route == routes[1]:
+            raise MemoryError
+        remember(route)
+
+    def corrupt(limit: int) -> NoReturn:
+        raise CorruptLane("egress", 1, 64)
+
+    with monkeypatch.context() as patched, suppress(MemoryError):
+        patched.setattr(front.reader, "_remember", without_memory)
+        if how == "corrupt":
+            patched.setattr(front.egress, "read", corrupt)
+            front.reader.drain()
+        else:
+            front.reader.cut_off(frozenset({1}))
+    front.reader.cut_off(frozenset({1} if how == "cut off" else ()))
+    front.reader.drain()
+    assert [[type(item) for item in waiting(source)] for source in sources] == [[Error]] * 3
+    assert sorted(front.ends) == sorted(routes)
+
+
 def test_aborts_are_given_up_when_the_lane_they_go_by_is_corrupt() -> None:
     """The scheduler finds that, too, and stops what came by it; trying again would be for ever."""
     front = Front()
@@ -217,6 +248,7 @@ def test_aborts_are_given_up_when_the_lane_they_go_by_is_corrupt() -> None:
         front.reader.drain()
     assert [[type(item) for item in waiting(source)] for source in sources] == [[Error], [Error]]
     assert tried == [11, 12]
+    assert front.ends == [11, 12]
     assert front.reader.statistics().aborts_waiting == 0
 
 
