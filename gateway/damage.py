@@ -27,6 +27,7 @@ class Damage:
     ) -> None:
         self._egress = egress
         self._lanes = lanes
+        self._lost: list[str] = []  # lanes whose requests have not been dealt with
         self._reader = reader
         self._ingress = ingress
         self._me = ingress.routes.reader
@@ -44,16 +45,21 @@ class Damage:
 
     def _look_at_lanes(self) -> None:
         """End what may be lost with a lane that is found corrupt: whose frames were, nobody knows."""
-        for lost in self._lanes.look():
-            if self._lanes.fatal is None:
-                log.error("%s: what is live here ends unless it has a row by another one", lost)
-                self._reader.doubt()
-                continue
-            log.error("%s: what is live here ends", lost)
-            self._reader.fail(
-                Error(500, "corrupt_lane", f"{lost}; the request may have been lost with it"),
-                abort="corrupt lane",
-            )
+        self._lost += self._lanes.look()
+        while self._lost:
+            self._end_those_of(self._lost[0])  # without memory for it again at the next look
+            del self._lost[0]
+
+    def _end_those_of(self, lost: str) -> None:
+        if self._lanes.fatal is None:
+            log.error("%s: what is live here ends unless it has a row by another one", lost)
+            self._reader.doubt()
+            return
+        log.error("%s: what is live here ends", lost)
+        self._reader.fail(
+            Error(500, "corrupt_lane", f"{lost}; the request may have been lost with it"),
+            abort="corrupt lane",
+        )
 
     def _cut_off(self) -> frozenset[int]:
         """Return which shards say on the board that they cannot have their lane to this gateway.

@@ -64,8 +64,9 @@ def test_a_shard_is_replaced_whatever_its_row_on_the_board_says(rig: Rig) -> Non
     streams = rig.submit(6)
     rig.push(streams, rig.encode("before, "))
     with open(f"/dev/shm/{segment_name(rig.name, 'board')}", "r+b") as file:
-        file.seek(65536 + 256 * 2 + 24)  # shard 0's epoch, behind the launcher's row and the scheduler's
-        file.write(b"\xff" * 8)
+        for word in (3, 29, 30):  # shard 0's epoch, behind the launcher's row and the scheduler's
+            file.seek(65536 + 256 * 2 + 8 * word)
+            file.write(b"\xff" * 8)
     pid = rig.kill_shard(0)
     rig.until_replaced(0, pid)
     rig.push(streams, rig.encode("after"), FinishReason.length(2))
