@@ -173,18 +173,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def watch(args: argparse.Namespace, console: Console) -> int:
     """Look until told to stop, or the instance has ended; return the exit status."""
-    watch = Watch(choose(args.instance))
+    seen = Watch(choose(args.instance))
     plain = args.json or args.once or not console.is_terminal or console.is_dumb_terminal
     live = None if plain else Live(console=console, screen=True, auto_refresh=False)
     try:
-        sample = watch.sample()
+        sample = seen.sample()
         if live:
             live.start()
         while True:
             time.sleep(args.interval)
-            if not watch.alive:
+            if not seen.alive:
                 break
-            sample = watch.sample()
+            sample = seen.sample()
             if args.json:
                 print(json.dumps(sample.to_json()), flush=True)
             elif live:
@@ -196,7 +196,7 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     finally:
         if live:
             live.stop()
-        watch.close()
+        seen.close()
     print(f"top: instance {sample.instance!r} has ended", file=sys.stderr)
     return 1
 
