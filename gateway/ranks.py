@@ -21,7 +21,7 @@ class Ranks:
 
     def __init__(self, board: Board) -> None:
         self._rows = board.rows(Role.SCHEDULER)
-        self._seen: list[Holder] = []
+        self._seen: list[list[int]] = []
         self.present: dict[int, Holder] = {}
         """Who served at the last look, by rank."""
         self._found = self._seen, self.present
@@ -34,13 +34,14 @@ class Ranks:
         return RECEIVER in self.present
 
     def moved(self) -> bool:
-        """Whether the board names others than at the last look. Quick: it asks nobody whether he lives."""
-        return [row.holder for row in self._rows] != self._seen
+        """Whether the board reads otherwise than at the last look. Quick: it asks nobody whether he lives."""
+        return [row.claim_words for row in self._rows] != self._seen
 
     def look(self) -> list[int]:
         """Look who serves; return the ranks of those that do no more, again and again until `settle`."""
-        seen = [row.holder for row in self._rows]  # first: who comes meanwhile has moved
-        now = {row.index: holder for row, holder in zip(self._rows, seen, strict=True) if row.serving}
+        seen = [row.claim_words for row in self._rows]  # first: who comes meanwhile has moved
+        holders = [row.holder for row in self._rows]
+        now = {row.index: holder for row, holder in zip(self._rows, holders, strict=True) if row.serving}
         lost = [rank for rank, holder in self.present.items() if now.get(rank) != holder]
         self._found = seen, now
         return lost

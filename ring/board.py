@@ -61,6 +61,7 @@ _STATE: Final = 2
 _COUNTERS_AT: Final = 4
 _OWNER_AGAIN: Final = _ROW_WORDS - 1
 _EPOCHS: Final = (3, _ROW_WORDS - 3, _ROW_WORDS - 2)
+_CLAIM: Final = (0, _OWNER_AGAIN, *_EPOCHS)
 _WORD: Final = (1 << 64) - 1
 
 COUNTERS: Final = (
@@ -250,6 +251,11 @@ class BoardRow:
     def holder(self) -> tuple[Owner | None, int]:
         """Who has the row: the process, and its epoch. One that attaches anew is another holder."""
         return self.owner, self.epoch
+
+    @property
+    def claim_words(self) -> list[int]:
+        """The words that say who has the row, as they stand: as long as they stay, it is the same holder."""
+        return [self._words[self._base + at] for at in _CLAIM]
 
     def count_replacement(self) -> None:
         """Note that another process takes the place of the one in this row. The epoch is never 0 again."""

@@ -1,21 +1,17 @@
 """What a gateway sees of the scheduler's ranks on the board."""
 
-import itertools
-import os
 from collections.abc import Iterator
 
 import pytest
 from outfeed.gateway.ranks import Ranks
-from outfeed.ring.board import Board, BoardRow, InstanceConfig, Role, State
+from outfeed.ring.board import Board, BoardRow, Role, State
 
-NUMBERS = itertools.count()
+from tests.instances import small_config
 
 
 @pytest.fixture
 def board() -> Iterator[Board]:
-    made = Board.create(
-        InstanceConfig(instance=f"t-ranks-{os.getpid()}-{next(NUMBERS)}", tokenizer="none", ranks=2)
-    )
+    made = Board.create(small_config("ranks", ranks=2))
     yield made
     made.unlink()
     made.close()
@@ -88,6 +84,6 @@ def test_a_word_of_the_board_that_is_written_over_takes_no_rank_away(board: Boar
     ranks = Ranks(board)
     for at in range(32):
         board._words[row._base + at] ^= 1 << 40
+        assert look(ranks) == [], f"word {at}"
         assert not ranks.moved(), f"word {at}"
-        assert look(ranks) == []
         row.beat()
