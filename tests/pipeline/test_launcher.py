@@ -322,6 +322,24 @@ sys.exit(launcher.main(sys.argv[1:]))
     assert leftovers(instance) == []
 
 
+def test_a_launcher_that_may_open_no_files_says_so(small_tokenizer: Path) -> None:
+    instance = name()
+    limited = """
+import resource, sys
+from outfeed.shards import launcher
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
+sys.exit(launcher.main(sys.argv[1:]))
+"""
+    launcher = start_launcher(
+        instance, "--tokenizer", str(small_tokenizer), launcher=(sys.executable, "-c", limited)
+    )
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 2
+    assert "raise the limit (ulimit -n" in err
+    assert "Traceback" not in err
+
+
 def test_a_shard_that_cannot_be_forked_is_tried_again(small_tokenizer: Path, tmp_path: Path) -> None:
     """No memory for a moment, or no process left for this user: that passes."""
     instance, refusals = name(), tmp_path / "refusals"
