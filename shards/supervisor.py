@@ -260,8 +260,8 @@ class Supervisor:
                 "message is above"
             )
         else:
-            alive = child.heard - child.started if child.hung else ran
-            healthy = alive >= HEALTHY_AFTER_S or self._board.row(Role.SHARD, child.shard).get("rows") > 0
+            rows = self._board.row(Role.SHARD, child.shard).get("rows")
+            healthy = rows > 0 or child.heard - child.started >= HEALTHY_AFTER_S
             child.strikes = 0 if healthy else child.strikes + 1
         pause = self._pause(child, cause)
         row = self._board.row(Role.SHARD, child.shard)

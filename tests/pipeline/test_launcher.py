@@ -299,15 +299,16 @@ def test_bad_input_is_said_in_one_message_and_leaves_nothing(
     assert leftovers(instance) == []
 
 
-def test_a_tokenizer_that_a_limit_does_not_let_be_shared_is_said_so(tmp_path: Path) -> None:
-    """The rings are within the limit, the table of a large vocabulary is not."""
+@pytest.mark.parametrize("limit", [1 << 19, 1 << 17], ids=["token table", "rings"])
+def test_a_limit_on_files_that_something_of_the_instance_is_above_is_said(tmp_path: Path, limit: int) -> None:
+    """The table of a large vocabulary is made in a process of its own, where the rings are there already."""
     instance, path = name(), tmp_path / "tokenizer.json"
     Tokenizer(models.WordLevel({f"word{at}": at for at in range(40_000)}, unk_token="word0")).save(str(path))
     limited = f"""
 import resource, sys
 from outfeed.shards import launcher
 
-resource.setrlimit(resource.RLIMIT_FSIZE, ({1 << 19}, {1 << 19}))
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 sys.exit(launcher.main(sys.argv[1:]))
 """
     launcher = start_launcher(
@@ -316,9 +317,26 @@ sys.exit(launcher.main(sys.argv[1:]))
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 2
     assert "raise the limit (ulimit -f)" in err
-    assert "the tokenizer could not be loaded, as said above" in err
     assert "Traceback" not in err
     assert leftovers(instance) == []
+
+
+def test_a_launcher_that_may_open_no_files_says_so(small_tokenizer: Path) -> None:
+    instance = name()
+    limited = """
+import resource, sys
+from outfeed.shards import launcher
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
+sys.exit(launcher.main(sys.argv[1:]))
+"""
+    launcher = start_launcher(
+        instance, "--tokenizer", str(small_tokenizer), launcher=(sys.executable, "-c", limited)
+    )
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 2
+    assert "raise the limit (ulimit -n" in err
+    assert "Traceback" not in err
 
 
 def test_a_shard_that_cannot_be_forked_is_tried_again(small_tokenizer: Path, tmp_path: Path) -> None:

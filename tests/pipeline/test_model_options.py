@@ -100,6 +100,7 @@ def test_options_that_are_handed_on_say_the_same(tmp_path: Path) -> None:
         ("--sampling-defaults=/nowhere/at/all.json", None, ["/nowhere/at/all.json", "cannot be read"]),
         ("--sampling-defaults={file}", b"{", ["{file}", "is not JSON"]),
         ("--sampling-defaults={file}", b"\xff", ["{file}", "is not JSON"]),
+        ("--sampling-defaults={file}", b"[" * 30_000, ["{file}", "is not JSON"]),
         ("--sampling-defaults={file}", b"[1]", ["{file}", "an object"]),
         ("--sampling-defaults={file}", b'{"top_p": 7}', ["{file}.top_p", "(0, 1]"]),
         ("--sampling-defaults={file}", b'{"do_sample": true}', ["do_sample", "the known ones"]),

@@ -13,7 +13,7 @@ from outfeed.ring.route import make_route
 from outfeed.shards.errors import BadRegistration
 from outfeed.shards.kernel import DROPPED, END, END_STRING, END_TOKENS, Failure, Finish, Kernel, Ready
 from outfeed.shards.table import TokenTable
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 
 from tests.limits import little_memory
 
@@ -281,6 +281,18 @@ def test_joined_steps_have_neither_ready_made_text_nor_ends_of_tokens(table_of: 
     for more in ({"ready": ready}, {"token_ends": True}):
         with pytest.raises(MemoryError, match="cannot be decoded"):
             kernel.decode(core, 0, 0, [], merge=100, **more)
+
+
+def test_a_prompt_may_be_said_to_be_longer_than_any() -> None:
+    assert Kernel(None).register(make_route(0, 0, 5, 1), 0, [], b"", 1 << 40)
+
+
+def test_a_token_longer_than_most_is_told_whole(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(["x" * 5000])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert Kernel(TokenTable.compile(tmp_path).buffer).token_text(0) == "x" * 5000
 
 
 def test_a_kernel_without_a_table_has_no_tokens() -> None:

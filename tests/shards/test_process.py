@@ -22,6 +22,7 @@ from outfeed.ring.instance import Instance, leftovers
 from outfeed.ring.names import segment_name
 from outfeed.ring.owner import Owner
 from outfeed.ring.route import make_route
+from outfeed.ring.segment import unlink
 from outfeed.shards.decoder import DecoderStatistics
 from outfeed.shards.egress import ShardStatistics
 from outfeed.shards.shard import _Life, run_shard
@@ -242,17 +243,34 @@ def test_a_shard_lives_for_the_launcher_while_its_decoder_is_at_work(
 
 
 def test_a_shard_that_ends_gives_back_what_it_wrote(instance: Instance) -> None:
-    """Its successor has nothing to take over from the dead."""
+    """Its successor has nothing to take over from the dead. What named no reader was nobody's loss."""
     pid = fork_child(lambda: run_shard(instance.name, 0))
     row = instance.board.row(Role.SHARD, 0)
     until("shard 0 to run", lambda: row.state == State.RUNNING)
     with instance.step() as step, instance.egress(0) as egress:
-        answer = Result(make_route(0, 0, 3, 1), b"{}")
-        step.writer(0).write(Tag.RESULT, encode(answer))
+        lane = step.writer(0)
+        for reader in (7, 0):
+            lane.write(Tag.RESULT, encode(Result(make_route(reader, 0, 3, 1), b"{}")))
         until("its lane", lambda: egress.stats().lanes[0].owner == row.owner)
         os.kill(pid, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert egress.stats().lanes[0].owner is None
+    assert (row.get("no_reader"), row.get("cut_off")) == (1, 0)
+
+
+def test_a_shard_that_decodes_with_the_tokenizer_itself_says_so(
+    instance: Instance, table_of: Callable[[str], TokenTable]
+) -> None:
+    tokens = segment_name(instance.name, "tokens")
+    unlink(tokens)
+    table_of("wordpiece").share(tokens)
+    row = instance.board.row(Role.SHARD, 0)
+    row.put("table", 7)
+    pid = fork_child(lambda: run_shard(instance.name, 0))
+    until("shard 0 to run", lambda: row.state == State.RUNNING)
+    assert row.get("table") == 0
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_further_shard_has_little_memory_of_its_own(shards: list[int]) -> None:
@@ -281,6 +299,7 @@ def test_a_shard_that_is_told_to_end_while_it_takes_over_ends_well(
         reader = egress.consumer(0, bell)
         pid = fork_child(lambda: run_shard(instance.name, 0))
         until("its TAKEOVER", lambda: [tag for _, tag, _ in reader.read()] == [Tag.TAKEOVER])
+        assert shard.state != State.RUNNING, "not yet"
         os.kill(pid, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert shard.state == State.STOPPED

@@ -19,7 +19,7 @@ from outfeed.shards.fallback import TokenizerText
 from outfeed.shards.kernel import Kernel
 from outfeed.shards.proof import disagreement
 from outfeed.shards.table import TokenTable
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 
 from tests.instances import unique
 
@@ -101,6 +101,31 @@ def test_a_changed_table_is_found_out(
         fault = disagreement(TokenTable(bytes(wrong), right.meta), tokenizer)
         assert fault is not None
         assert "the table says" in fault
+
+
+@pytest.mark.parametrize(
+    ("token", "byte", "bit"),
+    [("<|end|>", 1, table.SPECIAL), ("a", 1, table.SPECIAL), ("<|end|>", 2, 0x01)],
+    ids=["special, said to be plain", "plain, said to be special", "a special token's text"],
+)
+def test_a_table_is_right_for_who_skips_special_tokens_and_for_who_does_not(
+    token: str, byte: int, bit: int, table_of: Tables, tokenizer_of: Callable[[str], Tokenizer]
+) -> None:
+    """Each of these faults shows to one of the two alone."""
+    right, tokenizer = table_of("bytelevel_added"), tokenizer_of("bytelevel_added")
+    wrong = bytearray(right.buffer)
+    wrong[table.HEADER_BYTES + table.ENTRY_BYTES * tokenizer.get_vocab()[token] + byte] ^= bit
+    assert disagreement(right, tokenizer) is None
+    assert disagreement(TokenTable(bytes(wrong), right.meta), tokenizer) is not None
+
+
+def test_a_vocabulary_of_special_tokens_alone_has_a_table(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    made = TokenTable.compile(tmp_path)
+    assert (made.fallback, made.is_special(0)) == (False, True)
 
 
 def test_a_table_that_disagrees_is_not_used_and_the_log_says_so(
