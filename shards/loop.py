@@ -136,8 +136,9 @@ class Shard:
     def _have_restored(self) -> None:
         """Ask who is to be asked, and touch no step until they have said what they have.
 
-        A reader that dies meanwhile is not waited for, nor is one that says nothing for `restore_limit_s`
-        seconds: whoever loses a row by that is found by the tally that is asked for when it answers.
+        A reader that dies meanwhile is not waited for, nor is one that has not said all of it after
+        `restore_limit_s` seconds: whoever loses a row by that is found by the tally that is asked for when it
+        answers.
         """
         began = time.monotonic()
         asked_again = False
