@@ -60,8 +60,9 @@ class Acceptor:
     def _pause(self, error: OSError) -> None:
         """Leave who comes in the kernel's queue for a while: the loop would spin, for there he is still."""
         log.error("cannot accept connections for %g s: %s", REST_S, error.strerror)
-        self._loop.remove_reader(self._sock)
+        # First: without memory for it nobody would listen any more, for good. So the next turn tries again.
         self._rest = self._loop.call_later(REST_S, self._loop.add_reader, self._sock, self._accept)
+        self._loop.remove_reader(self._sock)
 
     async def _adopt(self, accepted: socket.socket) -> None:
         try:

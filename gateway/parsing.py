@@ -5,12 +5,16 @@ Must not know the connection: it is fed bytes, and calls back as requests come.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import httptools
 
 from .exchange import Request
 from .limits import Limits
+from .shapes import FAILED
+
+log = logging.getLogger(__name__)
 
 Pair = tuple[bytes, bytes]
 
@@ -80,6 +84,10 @@ class RequestParser:
                 if self._last:
                     return
                 refusal, self._refusal = self._refusal, None
+                if refusal is None and isinstance(error, httptools.HttpParserCallbackError):
+                    # Its bytes are well-formed: what they were handed to failed, for want of memory say.
+                    log.error("a request could not be read", exc_info=error)
+                    refusal = Refusal(500, FAILED)
                 raise refusal or Refusal(
                     400, f"this is not HTTP/1.1 as this server reads it: {error}"
                 ) from None

@@ -147,6 +147,24 @@ def test_one_that_cannot_be_taken_in_is_let_go(caplog: pytest.LogCaptureFixture)
     assert said.startswith("lost a connection while taking it in: ")
 
 
+def test_who_finds_no_memory_for_a_rest_goes_on_without_one() -> None:
+    with accepting([]) as (acceptor, sock, loop):
+
+        def no_memory(*_: object) -> None:
+            raise MemoryError
+
+        without_timers = {
+            name: getattr(loop, name)
+            for name in ("add_reader", "remove_reader", "create_task", "connect_accepted_socket")
+        }
+        acceptor._loop = cast(Any, SimpleNamespace(**without_timers, call_later=no_memory))
+        sock.failures = [errno.ENOMEM]
+        with closing(socket.create_connection(sock.getsockname())) as client:
+            client.settimeout(LIMIT_S)
+            assert client.recv(5) == b"hello"
+        assert not sock.failures
+
+
 def test_one_that_went_away_again_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
     with (
         accepting([errno.ECONNABORTED, errno.EINTR]) as (_, sock, _),

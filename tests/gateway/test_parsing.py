@@ -244,3 +244,16 @@ def test_a_tunnel_is_refused_and_what_comes_through_it_is_no_request(serve: Serv
     assert got.count(b"HTTP/1.1 ") == 1
     assert b"HTTP/1.1 501 Not Implemented\r\n" in got
     assert running.backend.aborted == []
+
+
+def test_a_request_that_is_well_formed_and_cannot_be_kept_is_no_fault_of_its_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def no_memory(request: Request) -> None:
+        raise MemoryError
+
+    parser = RequestParser(Limits(), lambda: None, lambda: None, no_memory)
+    with pytest.raises(Refusal) as refused:
+        parser.feed(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert refused.value.status == 500
+    assert "MemoryError" in caplog.text

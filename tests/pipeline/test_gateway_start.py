@@ -1,5 +1,6 @@
 """A gateway process that cannot start says why in one line; one whose instance ends does not outlive it."""
 
+import resource
 import shutil
 import signal
 import socket
@@ -17,9 +18,10 @@ from outfeed.gateway.readers import attach_reader
 from outfeed.gateway.server import listen
 from outfeed.ring.instance import InstanceGone, leftovers
 
+from tests.eventually import until
 from tests.instances import unique
 
-from .commands import launched
+from .commands import is_alive, launched
 
 
 def refused(instance: str, port: int = 0) -> str:
@@ -118,4 +120,52 @@ def test_one_that_is_told_to_stop_with_its_instance_has_not_failed(small_tokeniz
         _, err = gateway.communicate(timeout=60)
     assert gateway.returncode == 0, err
     assert "ended with it" not in err
+    assert leftovers(instance) == []
+
+
+def test_it_takes_as_many_clients_as_the_system_allows_and_dies_with_who_started_it(
+    small_tokenizer: Path,
+) -> None:
+    """Whatever the limit of the shell, and however its parent ends: `serve` may be killed, too."""
+    instance = unique("gateway")
+    parent = (
+        "import os, resource, subprocess, sys\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "gateway = subprocess.Popen([*sys.argv[1:], '--die-with-parent', str(os.getpid())])\n"
+        "print(gateway.pid, flush=True)\n"
+        "gateway.wait()\n"
+    )
+    command = [sys.executable, "-m", "outfeed.gateway", "--instance", instance, "--port", "0"]
+    with (
+        launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1"),
+        subprocess.Popen(
+            [sys.executable, "-c", parent, *command], stdout=subprocess.PIPE, text=True
+        ) as starter,
+    ):
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        assert "serves on http://" in starter.stdout.readline()
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        assert soft == hard
+        starter.kill()
+        until("the gateway to die", lambda: not is_alive(pid))
+
+
+def test_a_ctrl_c_while_it_starts_is_no_traceback(small_tokenizer: Path) -> None:
+    instance = unique("gateway")
+    pressed = (
+        "import sys\n"
+        "from outfeed.gateway import front, server\n"
+        "def load(path):\n"
+        "    raise KeyboardInterrupt\n"
+        "front.load_tokenizer = load\n"
+        "sys.exit(server.main(sys.argv[1:]))\n"
+    )
+    with launched(instance, "--tokenizer", str(small_tokenizer), "--shards", "1") as launcher:
+        command = [sys.executable, "-c", pressed, "--instance", instance, "--port", "0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(60)
+    assert (done.returncode, done.stderr) == (130, "")
     assert leftovers(instance) == []
