@@ -138,7 +138,11 @@ static void do_register(ofs_shard *shard)
     int32_t prompt[16];
     uint32_t prompt_len = rnd(17);
     for (uint32_t i = 0; i < prompt_len; i++) prompt[i] = make_id();
-    ofs_register(shard, make_route(), rnd(8), stops, lens, count, rnd(9), prompt, prompt_len, prompt_len + (rnd(3) == 0));
+    uint64_t route = make_route();
+    ofs_look look;
+    int code = ofs_register(shard, route, rnd(8), stops, lens, count, rnd(9), prompt, prompt_len,
+                            prompt_len + (rnd(3) == 0));
+    REQUIRE(ofs_peek(shard, route, &look) == (code == OFS_OK || code == OFS_TAKEN));
 }
 
 static void do_restore(ofs_shard *shard)
