@@ -186,6 +186,4 @@ def _value(value: object) -> str:
 
 
 def _printable(char: str) -> str:
-    if char.isprintable():
-        return char
-    return "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
+    return char if char.isprintable() else json.dumps(char)[1:-1]

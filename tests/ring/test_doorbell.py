@@ -73,6 +73,35 @@ def test_a_doorbell_that_is_taken_over_has_a_new_owner(name: str, found: str) ->
     assert not path.exists()
 
 
+@pytest.mark.parametrize("found", [b"", b"no doorbell" * 100], ids=["nothing in it", "something else in it"])
+def test_a_file_that_is_no_doorbell_and_nobodys_makes_room_for_one(name: str, found: bytes) -> None:
+    file = SHM / name
+    file.write_bytes(found)
+    file.chmod(0o600)
+    with Doorbell.create(name) as bell:
+        assert owner_of(file) == Owner.me()
+        bell.ring()
+    assert not file.exists()
+
+
+def test_of_two_that_take_a_doorbell_over_one_has_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, other, alive = left_by_the_dead(name), Owner.of(os.getppid()), Owner.alive
+    assert other is not None
+
+    def is_faster(owner: Owner) -> bool:
+        lives = alive(owner)
+        if not lives:
+            with file.open("r+b") as opened:
+                opened.seek(8)
+                opened.write(other.pack().to_bytes(8, "little"))
+        return lives
+
+    monkeypatch.setattr(Owner, "alive", is_faster)
+    with pytest.raises(LaneOwned, match=f"belongs to a live process .{other.pid}."):
+        Doorbell.create(name)
+    assert owner_of(file) == other
+
+
 def test_who_is_refused_or_has_closed_its_doorbell_keeps_none_in_use(name: str) -> None:
     before = locks()
     bell = Doorbell.create(name)

@@ -234,6 +234,20 @@ def test_who_only_looks_whether_a_segment_is_stale_is_not_taken_for_its_user(
             assert segment.sweep(name) == [name]
 
 
+def test_a_segment_that_is_used_is_seen_to_be_at_the_first_look(
+    make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance has dozens, and who starts one looks at all of them."""
+
+    def never(_: float) -> None:
+        raise AssertionError("it is looked again")
+
+    ring = make_ring()
+    monkeypatch.setattr(time, "sleep", never)
+    assert segment.in_use(ring.name)
+    assert segment.sweep(ring.name) == []
+
+
 def test_what_another_one_removed_meanwhile_is_not_reported(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -340,3 +340,20 @@ def test_a_step_that_found_no_memory_leaves_the_next_one_whole(
         assert made.counts.tolist() == made.generated.tolist() == made.text_lens.tolist() == [1] * 100
         assert made.ids.tolist() == [a] * 100
     assert 0 < failed < 9
+
+
+def test_what_fills_a_body_up_is_nothing_that_was_there_before(
+    table_of: Tables, tokenizer_of: Tokenizers
+) -> None:
+    """Behind the header and behind the text: an earlier frame's bytes are not for this one's reader."""
+    a = tokenizer_of("bytelevel_added").get_vocab()["a"]
+    kernel = Kernel(table_of("bytelevel_added").buffer)
+    for route, size in ((1, 100), (2, 1)):
+        kernel.register(route, 0, [], b"", 0)
+        made = kernel.decode(step([route], [size], np.full(size, a, "<i4")), 0, 0, [])
+        assert made.text_bytes == size
+        kernel.pack(b"\xff" * 100)
+    body = bytes(kernel.pack(b"\xff"))
+    header, text = body[16 : body.index(b"\2\0\0\0\0\0\0\0")], body[-4:]
+    assert header.rstrip(b"\0") == b"\xff"
+    assert text == b"a\0\0\0"

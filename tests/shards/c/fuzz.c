@@ -138,7 +138,11 @@ static void do_register(ofs_shard *shard)
     int32_t prompt[16];
     uint32_t prompt_len = rnd(17);
     for (uint32_t i = 0; i < prompt_len; i++) prompt[i] = make_id();
-    ofs_register(shard, make_route(), rnd(8), stops, lens, count, rnd(9), prompt, prompt_len, prompt_len + (rnd(3) == 0));
+    uint64_t route = make_route();
+    ofs_look look;
+    int code = ofs_register(shard, route, rnd(8), stops, lens, count, rnd(9), prompt, prompt_len,
+                            prompt_len + (rnd(3) == 0));
+    REQUIRE(ofs_peek(shard, route, &look) == (code == OFS_OK || code == OFS_TAKEN));
 }
 
 static void do_restore(ofs_shard *shard)
@@ -227,6 +231,20 @@ static void do_step(ofs_shard *shard, bool damaged)
     free(c);
 }
 
+/* Whole sequences, in whatever state the table is: what they take is given back. */
+static void do_each(ofs_shard *shard, bool damaged)
+{
+    int32_t ids[64];
+    uint32_t counts[8], lens[8], count = rnd(9);
+    uint64_t text = 0;
+    for (uint32_t i = 0; i < 64; i++) ids[i] = make_id();
+    for (uint32_t i = 0; i < count; i++) counts[i] = rnd(9);
+    if (ofs_decode_each(shard, ids, counts, count, rnd(8), lens) != OFS_OK) return;
+    for (uint32_t i = 0; i < count; i++) text += lens[i];
+    REQUIRE(text == ofs_result(shard)->text_bytes);
+    REQUIRE(damaged || whole(ofs_result(shard)->text, text));
+}
+
 static void one_run(void)
 {
     size_t size;
@@ -253,6 +271,7 @@ static void one_run(void)
         else if (what < 6) do_restore(shard);
         else if (what < 7) ofs_forget(shard, make_route());
         else if (what < 8) ofs_end(shard, make_route());
+        else if (what < 9) do_each(shard, damaged);
         else do_step(shard, damaged);
         uint8_t text[64];
         int64_t len = ofs_token_text(shard, make_id(), text, rnd(65));
