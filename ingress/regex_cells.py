@@ -278,7 +278,6 @@ class Cells:
             if all(before.get(cell) == far for cell, far in past.items()):
                 later = [cell for cell in before if cell not in (0, first)]
                 self.cuts += [Cut(end, cell, 0.0) for cell in (*later, *range(first, first + length - 1))]
-                self.cuts += [Cut(end, cell, 1.0) for cell in range(first + length - 1, last)]
 
     def _order(self, hub: int, ordered: list[int], seen: set[int], depth: int) -> None:
         """Put a hub after the hubs that lead to it."""

@@ -28,7 +28,7 @@ def around_a_loop(draw: st.DrawFn, depth: int = 0) -> str:
     """Draw what comes before a loop, the loop and what comes after it."""
     unit, some = st.sampled_from(UNITS), st.sampled_from(["", "", "?", "{2}", "{1,2}", "{0,2}", "+", "{2,}"])
     before = "".join(f"(?:{draw(unit)}){draw(some)}" for _ in range(draw(st.integers(0, 2))))
-    if draw(st.booleans()):
+    for _ in range(draw(st.integers(0, 2))):
         before += f"(?:{draw(unit)}|{draw(unit)})"
     loop = draw(st.sampled_from([".", "[ab]", "[^a]", "a", r"[\s\S]"])) + draw(st.sampled_from(LOOPS))
     after = "".join(draw(unit) for _ in range(draw(st.integers(1, 2)))) + draw(
@@ -37,7 +37,7 @@ def around_a_loop(draw: st.DrawFn, depth: int = 0) -> str:
     # What is asked after the loop holds off some ways; another way may come to the end all the same.
     asked = draw(st.sampled_from(["", "", "", r"\b", r"\B", "(?=b?a)", "(?!b?a)", "(?>ab|a)"]))
     if draw(st.integers(0, 2)) == 0:
-        whole = f"(?:{before}{loop}{asked}|{draw(st.sampled_from(['b', '[ab]', 'ba']))}){after}"
+        whole = f"(?:{before}{loop}{asked}|{draw(st.sampled_from(['b', '[ab]', 'ba', before]))}){after}"
     else:
         whole = before + loop + asked + after
     if depth == 0 and draw(st.integers(0, 3)) == 0:
@@ -97,6 +97,19 @@ def test_there_is_a_way_for_each_character_that_the_engine_reads(pattern: str, r
 )  # fmt: skip
 def test_ways_that_are_held_off_at_the_end_of_a_loop_are_still_in_it(pattern: str, text: str) -> None:
     # Another way comes to the end of the match, past what is asked after the loop.
+    is_followed(pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("(?:(?:[ab]|[ab]).+|[ab])a", "aa"), ("(?:(?:[ab]|[ab]).{2,}|[ab])a", "aaa"),
+        ("(?:(?:ab|a[b])(?:ab|a[b])a+?(?:b.*c)?|(?:ab){2})a", "ababab"),
+        ("(?:(?:ab|a[b])(?:ab|a[b])a*?c|(?:ab){2})a", "ababa"),
+    ],
+)  # fmt: skip
+def test_one_search_may_come_to_a_loop_in_several_ways(pattern: str, text: str) -> None:
+    # They are all tried before the way past the loop that completes the match.
     is_followed(pattern, text)
 
 
