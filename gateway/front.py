@@ -13,9 +13,8 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 
 from ..ingress.errors import Refused, TicketClosed, Unavailable
@@ -87,17 +86,13 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Stream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 
@@ -110,15 +105,22 @@ class Front:
     def __init__(self, instance: Instance, reader: int, model: Model, sink_bytes: int = SINK_BYTES) -> None:
         self.instance = instance
         self.model = model
-        config = instance.config
         self._sink_bytes = sink_bytes
         self._row = instance.board.row(Role.READER, reader)
-        self._bell = Doorbell.create(instance.bell(Role.READER, reader))
+        with ExitStack() as undo:  # what fails leaves nothing taken: who catches it may attach again
+            self._take(undo, reader)
+            self._start_reading()
+            undo.pop_all()
+
+    def _take(self, undo: ExitStack, reader: int) -> None:
+        """Take the reader's doorbell and its lanes."""
+        instance, config = self.instance, self.instance.config
+        self._bell = undo.enter_context(Doorbell.create(instance.bell(Role.READER, reader)))
         self._rings = {
-            "request": instance.request(),
-            "control": instance.control(),
-            "egress": instance.egress(reader),
-            "step": instance.step(),
+            "request": undo.enter_context(instance.request()),
+            "control": undo.enter_context(instance.control()),
+            "egress": undo.enter_context(instance.egress(reader)),
+            "step": undo.enter_context(instance.step()),
         }
         self._lanes = LaneWatch(self._rings, reader)
         self._consumer = self._rings["egress"].consumer(0, self._bell)
@@ -127,16 +129,20 @@ class Front:
         self._writers = (control, request)
         self.routes = RouteTable(reader, config.shards, config.slots)
         self.ingress = Ingress(control, request, self.routes, detect_stops=config.detect_stops)
+
+    def _start_reading(self) -> None:
+        """Watch what there is, be there for all to see, and read."""
+        board = self.instance.board
         self.reader = Reader(self._consumer, self.ingress.abort, self.ingress.end, self._take_over)
         self._restoring = Restoring(self.ingress, self._lost)
-        self._ranks = Ranks(instance.board)
-        self._damage = Damage(instance.board, self._rings["egress"], self._lanes, self.reader, self.ingress)
+        self._ranks = Ranks(board)
+        self._damage = Damage(board, self._rings["egress"], self._lanes, self.reader, self.ingress)
         self.ingress.attach()  # when what is rejected is counted: this may be
         self._look_due = 0.0
         self._gone = False
         self._failing_since: float | None = None
         self._failing: str | None = None
-        self.tokenize = Tokenize(model)
+        self.tokenize = Tokenize(self.model)
         self._closing = False
         self._stop = False  # no Event: without memory, one can lose its lock for good
         self._pid = os.getpid()
@@ -320,9 +326,7 @@ class Front:
     def __enter__(self) -> Front:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(

@@ -57,6 +57,8 @@ BACKLOG = 4096
 MAX_PORT = 65535
 GONE_EVERY_S = 0.25
 """How often a gateway looks whether its instance still runs."""
+HEARD_WITHIN_S = 0.2
+"""How long a gateway whose instance has gone listens whether it was told to stop as well."""
 EXIT_GONE = 1
 
 _LIMITS: Final = {
@@ -242,6 +244,8 @@ async def serve(
             sending = len(server.connections.sending)
             log.warning("stopping with %d prompts unfinished, %d clients still reading", app.live, sending)
         drain.cancel()
+    # Whoever ended the instance may have told this process, too, and that be on its way.
+    await asyncio.wait(waits[:2], timeout=HEARD_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     await server.stop()

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from outfeed.gateway import front
 from outfeed.gateway.backend import FrontBackend
-from outfeed.gateway.front import TURN_PROMPTS, Answered
+from outfeed.gateway.front import TURN_PROMPTS, Answered, Front
 from outfeed.ingress.errors import Unavailable
-from outfeed.ring import Frame, segment
+from outfeed.ingress.register import Ingress
+from outfeed.ring import Frame, Ring, segment
 from outfeed.ring.board import Role, State
 from outfeed.ring.instance import Instance
 from outfeed.ring.names import segment_name
@@ -330,6 +331,27 @@ def test_of_several_ranks_the_loss_of_one_ends_what_hangs_on_it_alone(
         rig.push([goes_on], rig.encode("!"), FinishReason.length(9))
         assert rest_of(goes_on)[0] == "a" * next(pushed) + "!"
         assert served(rig)
+
+
+@pytest.mark.parametrize("part", ["control", "step"])
+def test_who_could_not_attach_may_attach_again(rig: Rig, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, while it still looks at why."""
+    rig.front.close()
+
+    def refused(_: object) -> Ring:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Instance, part, refused)
+        with pytest.raises(OSError, match="Too many open files") as held:
+            Front.attach(rig.name)
+    with monkeypatch.context() as patched:
+        patched.setattr(Ingress, "attach", lambda _: refused(None))
+        with pytest.raises(OSError, match="Too many open files"):
+            Front.attach(rig.name)
+    rig.front = Front.attach(rig.name)
+    assert served(rig)
+    assert held.value.errno == errno.EMFILE
 
 
 # ---- the reader's thread
