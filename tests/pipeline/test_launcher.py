@@ -324,10 +324,13 @@ sys.exit(launcher.main(sys.argv[1:]))
 def test_a_launcher_that_may_open_no_files_says_so(small_tokenizer: Path) -> None:
     instance = name()
     limited = """
-import resource, sys
+import argparse, resource, sys
 from outfeed.shards import launcher
 
-resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
+argparse.ArgumentParser().format_help()  # it imports more when it is used
+with open("/dev/null") as file:
+    limit = file.fileno() + 1  # one more than are open
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 sys.exit(launcher.main(sys.argv[1:]))
 """
     launcher = start_launcher(
