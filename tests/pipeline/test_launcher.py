@@ -56,6 +56,17 @@ def name() -> str:
     return unique("launch")
 
 
+def held(part: str, instance: str, tokenizer: Path, gate: Path) -> "subprocess.Popen[str]":
+    """Start a launcher that is held, while `gate` exists, as it makes its segments or its tokenizer's table.
+
+    The gate names the process that waits.
+    """
+    slow = (sys.executable, SLOW_START, str(gate), part)
+    launcher = start_launcher(instance, "--tokenizer", str(tokenizer), launcher=slow)
+    until(f"its {part} to be made", lambda: gate.exists() or launcher.poll() is not None)
+    return launcher
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_told_launcher_leaves_nothing(small_tokenizer: Path, how: signal.Signals) -> None:
     instance = name()
@@ -74,9 +85,7 @@ def test_a_told_launcher_leaves_nothing(small_tokenizer: Path, how: signal.Signa
 def test_a_launcher_told_to_end_while_it_starts_leaves_nothing(small_tokenizer: Path, tmp_path: Path) -> None:
     """Whichever of its threads the kernel gives the signal to."""
     instance, gate = name(), tmp_path / "gate"
-    slow = (sys.executable, SLOW_START, str(gate), "segments")
-    launcher = start_launcher(instance, "--tokenizer", str(small_tokenizer), launcher=slow)
-    until("its segments to be there", lambda: gate.exists() or launcher.poll() is not None)
+    launcher = held("segments", instance, small_tokenizer, gate)
     assert leftovers(instance)
     launcher.send_signal(signal.SIGTERM)
     gate.unlink()
@@ -91,9 +100,7 @@ def test_what_compiles_the_tokenizer_leaves_being_told_to_end_to_its_launcher(
 ) -> None:
     """`timeout`, or a service manager, tells the whole group: whoever hears it first is no fault."""
     instance, gate = name(), tmp_path / "gate"
-    slow = (sys.executable, SLOW_START, str(gate), "tokenizer")
-    launcher = start_launcher(instance, "--tokenizer", str(small_tokenizer), launcher=slow)
-    until("the tokenizer to be compiled", lambda: gate.exists() or launcher.poll() is not None)
+    launcher = held("tokenizer", instance, small_tokenizer, gate)
     os.kill(int(gate.read_text(encoding="ascii")), signal.SIGTERM)
     gate.unlink()
     until("the instance to be ready", lambda: launcher.poll() is not None or is_running(instance))
@@ -108,9 +115,7 @@ def test_a_launcher_whose_tokenizer_takes_more_memory_than_there_is_says_so(
 ) -> None:
     """The kernel kills the process that compiles it."""
     instance, gate = name(), tmp_path / "gate"
-    slow = (sys.executable, SLOW_START, str(gate), "tokenizer")
-    launcher = start_launcher(instance, "--tokenizer", str(small_tokenizer), launcher=slow)
-    until("the tokenizer to be compiled", lambda: gate.exists() or launcher.poll() is not None)
+    launcher = held("tokenizer", instance, small_tokenizer, gate)
     os.kill(int(gate.read_text(encoding="ascii")), signal.SIGKILL)
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 2
