@@ -206,7 +206,6 @@ class Kernel:
         code = lib.ofs_decode(self._shard, self._rows, shard, reader, how, given, token_ends, merge)
         del kept
         if code:
-            self._views = None  # some of what they show may have moved before the rest found no room
             raise MemoryError(f"a step of {core.rows} rows cannot be decoded (code {code})")
         return Step(self)
 

@@ -25,12 +25,6 @@ def no_more_memory() -> AbstractContextManager[None]:
     return _at_most(resource.RLIMIT_AS, 0)
 
 
-def little_memory(size: int) -> AbstractContextManager[None]:
-    """So many bytes can be mapped beside what is there already."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return _at_most(resource.RLIMIT_AS, pages * resource.getpagesize() + size)
-
-
 @contextmanager
 def failing_at(at: int, times: int = 1) -> Iterator[None]:
     """Let so many of Python's allocations fail, the `at`-th from here on first."""
