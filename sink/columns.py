@@ -91,7 +91,10 @@ class Columns(msgspec.Struct, gc=False):
     def __post_init__(self) -> None:
         if self.size >= 0:
             return
-        self.size = sum(sum(map(len, _raw(part))) for part in self.parts() if part is not None)
+        # No generator: where memory does not suffice to make one, some CPython 3.12 and 3.13 free its code.
+        self.size = 0
+        for part in self.parts():
+            self.size += 0 if part is None else sum(map(len, _raw(part)))
         if self.texts is not None:
             self.size += sum(map(_text_size, self.texts.values()))
 
