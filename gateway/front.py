@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from ..ingress.errors import Refused, TicketClosed, Unavailable
@@ -351,7 +352,7 @@ class Front:
             try:
                 self.ingress.end(ticket.route)
             except MemoryError:
-                self.reader.call(lambda: self.ingress.end(ticket.route))  # until there is some
+                self.reader.call(partial(self.ingress.end, ticket.route))  # until there is some
             raise
         return stream
 

@@ -90,9 +90,10 @@ class RouteTable:
 
     def _least(self) -> int:
         """Find the least loaded shard; equals take turns, so that short requests spread too."""
-        live, count = self._live, len(self._live)
-        turn = self._turn
-        usable = [shard for shard in range(count) if shard not in self._avoided] or range(count)
-        best = min(usable, key=lambda shard: (live[shard], (shard - turn) % count))
+        count = len(self._live)
+        in_turn = [(self._turn + further) % count for further in range(count)]
+        usable = [shard for shard in in_turn if shard not in self._avoided] or in_turn
+        # No lambda: where memory does not suffice to make one, some CPython 3.12 and 3.13 free its code.
+        best = min(usable, key=self._live.__getitem__)
         self._turn = (best + 1) % count
         return best
