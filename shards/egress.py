@@ -130,13 +130,16 @@ class Egress:
         if reader in self.cut_off:
             return None
         lane = self._writers.get(reader)
-        if lane is None:
-            try:
-                lane = self._open(reader)
-            except Exception as error:  # corrupt, no ring any more, no file left to open: it is one reader's
-                self._lose_lane(reader, error)
-            if lane is not None:
-                self._writers[reader] = lane
+        return self._take_lane(reader) if lane is None else lane
+
+    def _take_lane(self, reader: int) -> LaneWriter | None:
+        try:
+            lane = self._open(reader)
+        except Exception as error:  # corrupt, no ring any more, no file left to open: it is one reader's
+            self._lose_lane(reader, error)
+            return None
+        if lane is not None:
+            self._writers[reader] = lane
         return lane
 
     def _lose_lane(self, reader: int, error: Exception) -> None:
@@ -156,13 +159,7 @@ class Egress:
         """
         reached = []
         for reader in sorted(self.cut_off - self._corrupt):
-            try:
-                lane = self._open(reader)
-            except Exception as error:
-                self._lose_lane(reader, error)
-                continue
-            if lane is not None:
-                self._writers[reader] = lane
+            if self._take_lane(reader) is not None:
                 self.cut_off.discard(reader)
                 self.statistics.cut_off &= ~(1 << reader)
                 log.warning("shard %d reaches reader %d again", self._number, reader)
