@@ -35,12 +35,9 @@ class ShardStatistics:
 
     steps: int = 0
     controls: int = 0
-    bad_frames: int = 0
     corrupt_lanes: int = 0
     no_reader: int = 0
     """Frames for a reader that has no lane or cannot be reached, or that died with a full one; dropped."""
-    cut_off: int = 0
-    """Which readers cannot be reached: bit r for reader r."""
     waits: int = 0
     """Times a reader's ring was full."""
     wakes: int = 0
@@ -149,7 +146,6 @@ class Egress:
             self._corrupt.add(reader)
         if reader not in self.cut_off:
             log.error("shard %d goes on without reader %d: %s", self._number, reader, error)
-        self.statistics.cut_off |= 1 << reader
         self.cut_off.add(reader)
 
     def try_again(self) -> list[int]:
@@ -161,7 +157,6 @@ class Egress:
         for reader in sorted(self.cut_off - self._corrupt):
             if self._take_lane(reader) is not None:
                 self.cut_off.discard(reader)
-                self.statistics.cut_off &= ~(1 << reader)
                 log.warning("shard %d reaches reader %d again", self._number, reader)
                 reached.append(reader)
         return reached

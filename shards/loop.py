@@ -10,7 +10,7 @@ the frame again, and the reader drops what it has had. Knows rings and frames; m
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 
 from ..ring.batch import BadBatch, Batch, Checked, as_batch, check_batch, join_steps
@@ -113,6 +113,11 @@ class Shard:
         self._beat = beat
         self._stopping = stopping
         self._egress = Egress(number, egress, self.statistics, lives, lambda: self._beat(), stopping)
+
+    @property
+    def cut_off(self) -> Set[int]:
+        """The readers that cannot be reached."""
+        return self._egress.cut_off
 
     def run(self) -> None:
         """Turn until told to stop."""
@@ -424,7 +429,6 @@ class Shard:
 
     def _bad_frame(self, error: BadFrame) -> None:
         """Note a rejected frame. Whose rows it had nobody can say: a tally tells who has too few."""
-        self.statistics.bad_frames += 1
         log.error("shard %d rejected a frame: %s", self.number, error)
         self._damaged()
 
