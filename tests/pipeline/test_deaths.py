@@ -217,9 +217,8 @@ def _forget_without_goodbye(front: Front) -> None:
     front._stop = True
     front._bell.ring()
     front._thread.join()
-    front._consumer.close()
-    for writer in front._writers:
-        writer.close()
+    for ring in front._rings.values():
+        ring.close()
     front._bell.close()
 
 
