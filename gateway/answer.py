@@ -55,8 +55,6 @@ class Answer:
     ) -> None:
         self.exchange = exchange
         self.metrics = metrics
-        self.batch: str | None = None
-        """The one rid that its client gave to all the streams, if it did; theirs are made from it."""
         self._on_end = on_end
         self._feeds = [Feed(self, index, stream) for index, stream in enumerate(streams)]
         self._left = self.prompts = len(streams)
@@ -242,14 +240,14 @@ class StreamAnswer(Answer):
         try:
             data = self._renderers[index].delta(event)
         except Unanswerable as why:
-            self._give_up(index, event, why.error)
+            self._refuse(index, event, why.error)
             return
         if len(data) > self._most:
             message = (
                 f"an event of the stream has more than {self._most} bytes, the most that is sent in one "
                 "piece: ask for fewer tokens or log probabilities, or run the server with --incremental"
             )
-            self._give_up(index, event, Error(400, "answer_too_large", message))
+            self._refuse(index, event, Error(400, "answer_too_large", message))
         elif event.finish is not None and self._left == 1:
             self._pending = data
         else:
@@ -260,7 +258,7 @@ class StreamAnswer(Answer):
         self._closing = None  # it would speak of all streams
         self.exchange.send(self._renderers[index].failure(error))
 
-    def _give_up(self, index: int, event: ChunkEvent, error: Error) -> None:
+    def _refuse(self, index: int, event: ChunkEvent, error: Error) -> None:
         """End the stream that this event is of with an error instead of it."""
         self.failure(index, error)
         if event.finish is None:

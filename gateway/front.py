@@ -58,9 +58,13 @@ class Health:
     took from here to the scheduler and back through that shard; None when no answer came.
     """
 
-    healthy: bool
     sick: list[str]
     round_trip_ms: list[float | None]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether no part is sick."""
+        return not self.sick
 
 
 class Stream:
@@ -127,7 +131,6 @@ class Front:
         self._consumer = self._rings["egress"].consumer(0, self._bell)
         control = self._rings["control"].writer(reader)
         request = self._rings["request"].writer(reader)
-        self._writers = (control, request)
         self.routes = RouteTable(reader, config.shards, config.slots)
         self.ingress = Ingress(control, request, self.routes, detect_stops=config.detect_stops)
 
@@ -254,7 +257,7 @@ class Front:
                     sick.setdefault((Role.SHARD, shard), answer)
         times = [None if isinstance(answer, str) else round((answer - began) * 1e3, 3) for answer in answers]
         parts = self._own_troubles() + [f"{role} {index}: {why}" for (role, index), why in sick.items()]
-        return Health(not parts, parts, times)
+        return Health(parts, times)
 
     def _own_troubles(self) -> list[str]:
         """Name what is wrong with this gateway itself, and the lanes that it found corrupt."""
@@ -289,7 +292,7 @@ class Front:
     def high_water(self) -> dict[str, int]:
         """Return the most bytes that were ever in use on a lane of each ring."""
         return {
-            name: max(lane.high_water for lane in ring.stats().lanes) for name, ring in self._rings.items()
+            name: max(lane.high_water for lane in stats.lanes) for name, stats in self.ring_stats().items()
         }
 
     def ring_stats(self) -> dict[str, RingStats]:
@@ -316,11 +319,8 @@ class Front:
             self._thread.join()
             self.tokenize.close()
             self._row.state = State.STOPPED
-        self._consumer.close()
-        for writer in self._writers:
-            writer.close()
         for ring in self._rings.values():
-            ring.close()
+            ring.close()  # and what was opened of it
         self._bell.close()
         self.instance.close()
 

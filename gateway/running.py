@@ -20,7 +20,7 @@ class Running:
         self.prompts = 0
         """Prompts being answered, or being taken."""
         self._most = most
-        self._answers: set[Answer] = set()
+        self._answers: dict[Answer, str | None] = {}  # and the one rid of its batch
         self._batches: dict[str, set[Answer]] = {}
 
     def __bool__(self) -> bool:
@@ -51,8 +51,7 @@ class Running:
     def start(self, answer: Answer, batch: str | None) -> None:
         """Begin an answer. `batch`: the one rid that its client gave to several prompts, if it did."""
         self.prompts += answer.prompts
-        self._answers.add(answer)
-        answer.batch = batch
+        self._answers[answer] = batch
         if batch is not None:
             self._batches.setdefault(batch, set()).add(answer)
         answer.start()
@@ -60,12 +59,12 @@ class Running:
     def ended(self, answer: Answer) -> None:
         """An answer is complete, or its client is gone. Fits `Answer`'s `on_end`."""
         self.prompts -= answer.prompts
-        self._answers.discard(answer)
-        if answer.batch is not None:
-            same = self._batches[answer.batch]
+        batch = self._answers.pop(answer)
+        if batch is not None:
+            same = self._batches[batch]
             same.discard(answer)
             if not same:
-                del self._batches[answer.batch]
+                del self._batches[batch]
 
     def rids_of(self, batch: str) -> list[str]:
         """Return the rids of the prompts that still run of every batch that has this one rid."""

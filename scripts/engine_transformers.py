@@ -201,11 +201,10 @@ class Engine:
                     self._waiting = deque(entry for entry in self._waiting if entry.route != route)
                     self._leave({row for row, run in enumerate(self._batch) if run.request.route == route})
                 case Control(route=route, op="health"):
-                    self._port.push_result(route, b'{"healthy":true}')
+                    self._port.push_result(route, b'{"healthy":true}', timeout=PUSH_WAIT_S)
                 case Control(route=route, op=op):
-                    self._port.push_error(
-                        route, 400, "BadRequest", f"operation {op!r} is unknown: use health"
-                    )
+                    why = f"operation {op!r} is unknown: use health"
+                    self._port.push_error(route, 400, "BadRequest", why, timeout=PUSH_WAIT_S)
         if self._batch:
             self._push(self._batch, self._model.step([run.ids[-1] for run in self._batch]))
         if self._waiting and len(self._batch) < self._rows:
@@ -222,7 +221,7 @@ class Engine:
         if room < 1 or not len(prompt):
             faults.append(f"a prompt of {len(prompt)} tokens; give 1 to {self._model.context - 1}")
         if faults:
-            self._port.push_error(request.route, 400, "BadRequest", faults[0])
+            self._port.push_error(request.route, 400, "BadRequest", faults[0], timeout=PUSH_WAIT_S)
             return
         run = Running.of(request, room, self._model.eos)
         if run.limit == 0:

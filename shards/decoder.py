@@ -97,7 +97,8 @@ class Decoder:
 
     def register(self, message: Register) -> None:
         """Start a request; one that runs already stays as it is. Raises BadRegistration, MemoryError."""
-        self._register(message.route, message.options, message.prompt_tail, message.prompt_tokens)
+        if self._kernel.look(message.route) is None:
+            self._register(message)
 
     def restore(self, message: Restore) -> None:
         """Go on with a request that another shard was decoding, byte for byte where its client is.
@@ -109,7 +110,7 @@ class Decoder:
         if known is not None and known.expected >= count:
             return
         self.forget(message.route)
-        self._register(message.route, message.options, message.prompt_tail, message.prompt_tokens)
+        self._register(message)
         if not count:
             return
         ready = None
@@ -143,12 +144,8 @@ class Decoder:
 
     def knows(self, route: int) -> bool:
         """Whether this request is registered here and has not ended."""
-        return self.came(route) is not None
-
-    def came(self, route: int) -> int | None:
-        """Return how many tokens of a request have come; None when it is not known, or has ended."""
         look = self._kernel.look(route)
-        return None if look is None or look.ended else look.expected
+        return look is not None and not look.ended
 
     def end(self, route: int) -> None:
         """Let nothing more come out of a request; its registration stays until it is forgotten."""
@@ -210,9 +207,9 @@ class Decoder:
         """Return one token's text on its own, as logprobs want it."""
         return self._tokenizer.token_text(token) if self._tokenizer else self._kernel.token_text(token)
 
-    def _register(self, route: int, options: DecodeOptions, prompt: bytes, prompt_tokens: int) -> None:
-        if self._kernel.look(route) is not None:
-            return
+    def _register(self, message: Register | Restore) -> None:
+        route, options = message.route, message.options
+        prompt, prompt_tokens = message.prompt_tail, message.prompt_tokens
         stops = [stop for stop in options.stop if stop]
         flags = (
             (kernel.SKIP_SPECIAL if options.skip_special_tokens else 0)

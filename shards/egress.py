@@ -35,12 +35,9 @@ class ShardStatistics:
 
     steps: int = 0
     controls: int = 0
-    bad_frames: int = 0
     corrupt_lanes: int = 0
     no_reader: int = 0
     """Frames for a reader that has no lane or cannot be reached, or that died with a full one; dropped."""
-    cut_off: int = 0
-    """Which readers cannot be reached: bit r for reader r."""
     waits: int = 0
     """Times a reader's ring was full."""
     wakes: int = 0
@@ -130,13 +127,16 @@ class Egress:
         if reader in self.cut_off:
             return None
         lane = self._writers.get(reader)
-        if lane is None:
-            try:
-                lane = self._open(reader)
-            except Exception as error:  # corrupt, no ring any more, no file left to open: it is one reader's
-                self._lose_lane(reader, error)
-            if lane is not None:
-                self._writers[reader] = lane
+        return self._take_lane(reader) if lane is None else lane
+
+    def _take_lane(self, reader: int) -> LaneWriter | None:
+        try:
+            lane = self._open(reader)
+        except Exception as error:  # corrupt, no ring any more, no file left to open: it is one reader's
+            self._lose_lane(reader, error)
+            return None
+        if lane is not None:
+            self._writers[reader] = lane
         return lane
 
     def _lose_lane(self, reader: int, error: Exception) -> None:
@@ -146,7 +146,6 @@ class Egress:
             self._corrupt.add(reader)
         if reader not in self.cut_off:
             log.error("shard %d goes on without reader %d: %s", self._number, reader, error)
-        self.statistics.cut_off |= 1 << reader
         self.cut_off.add(reader)
 
     def try_again(self) -> list[int]:
@@ -156,15 +155,8 @@ class Egress:
         """
         reached = []
         for reader in sorted(self.cut_off - self._corrupt):
-            try:
-                lane = self._open(reader)
-            except Exception as error:
-                self._lose_lane(reader, error)
-                continue
-            if lane is not None:
-                self._writers[reader] = lane
+            if self._take_lane(reader) is not None:
                 self.cut_off.discard(reader)
-                self.statistics.cut_off &= ~(1 << reader)
                 log.warning("shard %d reaches reader %d again", self._number, reader)
                 reached.append(reader)
         return reached

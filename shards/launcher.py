@@ -70,14 +70,13 @@ class Launcher:
         self._config = config
         self._drain_s = drain_s
         self._signals = Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-        self._deadline: float | None = None
-        self._draining_ns = 0
+        self._draining_ns: int | None = None  # since when
 
     def run(self) -> int:
         """Start, serve until told to stop, clean up. Returns the process's exit status.
 
-        SIGTERM drains (at most `drain_s` seconds, no new requests), SIGINT stops at once, SIGHUP replaces
-        the shards one after the other.
+        SIGTERM drains (at most `drain_s` seconds, no new requests), SIGINT or a second SIGTERM stops at once,
+        SIGHUP replaces the shards one after the other.
 
         Raises:
             LaunchError: the instance could not be started.
@@ -131,8 +130,9 @@ class Launcher:
                     f"outfeed: instance {config.instance!r} is ready: {config.shards} shard(s), room for "
                     f"{config.readers} reader(s); waiting for a scheduler to attach"
                 )
-            if self._deadline is not None and (
-                _idle(instance, self._draining_ns) or time.monotonic() > self._deadline
+            if self._draining_ns is not None and (
+                _idle(instance, self._draining_ns)
+                or time.monotonic_ns() > self._draining_ns + self._drain_s * 1e9
             ):
                 return 0
             due = supervisor.due_in()
@@ -140,16 +140,13 @@ class Launcher:
             if board.phase == Phase.STARTING:
                 wait = min(wait, 0.01)
             number = self._signals.wait(wait)
-            if number is None or number == signal.SIGCHLD:
-                continue
-            if number == signal.SIGINT or board.phase == Phase.DRAINING:
-                return 0
-            if number == signal.SIGTERM:
-                board.phase = Phase.DRAINING
-                self._deadline = time.monotonic() + self._drain_s
-                self._draining_ns = time.monotonic_ns()
-            elif number == signal.SIGHUP:
+            if number == signal.SIGHUP:
                 supervisor.roll()
+            elif number == signal.SIGINT or (number == signal.SIGTERM and self._draining_ns is not None):
+                return 0
+            elif number == signal.SIGTERM:
+                board.phase = Phase.DRAINING
+                self._draining_ns = time.monotonic_ns()
 
     def _load_tokenizer(self) -> bool:
         """Compile the token table in a child, so that the tokenizer's memory goes when it exits.

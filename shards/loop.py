@@ -10,7 +10,7 @@ the frame again, and the reader drops what it has had. Knows rings and frames; m
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 
 from ..ring.batch import BadBatch, Batch, Checked, as_batch, check_batch, join_steps
@@ -112,7 +112,12 @@ class Shard:
         self._lives = lives
         self._beat = beat
         self._stopping = stopping
-        self._egress = Egress(number, egress, self.statistics, lives, lambda: self._beat(), stopping)
+        self._egress = Egress(number, egress, self.statistics, lives, beat, stopping)
+
+    @property
+    def cut_off(self) -> Set[int]:
+        """The readers that cannot be reached."""
+        return self._egress.cut_off
 
     def run(self) -> None:
         """Turn until told to stop."""
@@ -234,25 +239,22 @@ class Shard:
             self._bad_frame(error)
 
     def _registration(self, message: Message) -> None:
+        if not isinstance(message, Register | Restore | Forget):
+            raise _stray(message, "control")
         route, routes = message.route, self._routes[reader_of(message.route)]
-        if isinstance(message, Register | Restore) and (before := routes.get(slot_of(route), route)) != route:
-            self._forget(before)  # its FORGET was lost, or never said: the slot is used again
         try:
-            match message:
-                case Register():
-                    self.decoder.register(message)
-                    routes[slot_of(route)] = route
-                case Restore():
-                    self.decoder.restore(message)
-                    routes[slot_of(route)] = route
-                    if (asked := self._asked.get(reader_of(route))) is not None:
-                        asked.before.discard(route)
-                case Forget():
-                    self._forget(route)
-                case _:
-                    raise _stray(message, "control")
-        except BadFrame:
-            raise
+            if isinstance(message, Forget):
+                self._forget(route)
+                return
+            if (before := routes.get(slot_of(route), route)) != route:
+                self._forget(before)  # its FORGET was lost, or never said: the slot is used again
+            if isinstance(message, Register):
+                self.decoder.register(message)
+            else:
+                self.decoder.restore(message)
+            routes[slot_of(route)] = route
+            if isinstance(message, Restore) and (asked := self._asked.get(reader_of(route))):
+                asked.before.discard(route)
         except BadRegistration as error:
             self._fail(route, 400, "bad_request", str(error))
         except MemoryError as error:
@@ -313,18 +315,15 @@ class Shard:
         room = most = self._joined_at_most() if len(frames) > 1 else 0
         for _, tag, body in frames:
             found = _content(tag, body)
-            if isinstance(found, Checked) and not found.families and found.text_at is None:
-                size = found.rows + found.tokens
-                if together and size > room:
-                    self._together(together)
-                    together, room = [], most
-                together.append(found)
-                room -= size
-                continue
-            if together:
+            plain = found if isinstance(found, Checked) and _is_plain(found) else None
+            if together and (plain is None or plain.rows + plain.tokens > room):
                 self._together(together)
                 together, room = [], most
-            self._alone(found, tag, body)
+            if plain is None:
+                self._alone(found, tag, body)
+            else:
+                together.append(plain)
+                room -= plain.rows + plain.tokens
         if together:
             self._together(together)
 
@@ -424,7 +423,6 @@ class Shard:
 
     def _bad_frame(self, error: BadFrame) -> None:
         """Note a rejected frame. Whose rows it had nobody can say: a tally tells who has too few."""
-        self.statistics.bad_frames += 1
         log.error("shard %d rejected a frame: %s", self.number, error)
         self._damaged()
 
@@ -433,6 +431,11 @@ class Shard:
         log.error("shard %d fails %s: %s", self.number, format_route(route), message)
         self.decoder.end(route)
         self._egress.say(ErrorFrame(route, status, kind, message, running=True))
+
+
+def _is_plain(step: Checked) -> bool:
+    """Whether a step is ids alone: no optional columns, nor text, which does not belong here."""
+    return not step.families and step.text_at is None
 
 
 def _stray(message: Message | Handover, ring: str) -> BadFrame:

@@ -61,7 +61,7 @@ def _be_shard(instance: str, shard: int) -> None:
 def _run(opened: Instance, shard: int, row: BoardRow, bell: Doorbell) -> None:
     table = TokenTable.attach(segment_name(opened.name, "tokens"))
     decoder = Decoder(table, readers=opened.config.readers, beat=row.beat)
-    row.put("table", 0 if decoder.table.fallback else 1)
+    row.put("table", 0 if table.fallback else 1)
     life = _Life(opened, row)
     with ExitStack() as lanes, opened.control() as control, opened.step() as steps:
 
@@ -167,4 +167,4 @@ class _Life:
         put("wakes", seen.wakes)
         put("corrupt_lanes", seen.corrupt_lanes)
         put("no_reader", seen.no_reader)
-        put("cut_off", seen.cut_off)
+        put("cut_off", sum(1 << reader for reader in loop.cut_off))

@@ -103,8 +103,8 @@ class _Child:
     """Its heartbeat when it was looked at last, and when that was new."""
     heard: float = 0.0
     strikes: int = 0
-    start_at: float | None = 0.0
-    """None while it runs."""
+    start_at: float = 0.0
+    """When it is due, while it does not run."""
     ever_ran: bool = False
     told: bool = False
     """It was told to end so that a new one takes its place: no fault of its own."""
@@ -133,14 +133,14 @@ class Supervisor:
         for child in self._children:
             if child.pid:
                 self._watch(child)
-            if child.start_at is not None and time.monotonic() >= child.start_at:
+            if not child.pid and time.monotonic() >= child.start_at:
                 self._start(child)
         if self._rolling and self.running and not any(child.told for child in self._children):
             self._replace(self._children[self._rolling.pop(0)])
 
     def due_in(self) -> float | None:
         """Seconds until `tend` has something to start; None when nothing waits."""
-        waiting = [child.start_at for child in self._children if child.start_at is not None]
+        waiting = [child.start_at for child in self._children if not child.pid]
         return max(0.0, min(waiting) - time.monotonic()) if waiting else None
 
     @property
@@ -211,7 +211,6 @@ class Supervisor:
             )
             return
         child.started = child.heard = time.monotonic()
-        child.start_at = None
         child.hung = False
 
     def _watch(self, child: _Child) -> None:
@@ -248,7 +247,7 @@ class Supervisor:
         return pause
 
     def _bury(self, child: _Child, code: int) -> None:
-        ran = time.monotonic() - child.started
+        row, ran = self._board.row(Role.SHARD, child.shard), time.monotonic() - child.started
         cause = f"was killed ({signal.strsignal(-code)})" if code < 0 else f"exited with status {code}"
         pid, child.pid = child.pid, 0
         if child.told:
@@ -260,11 +259,9 @@ class Supervisor:
                 "message is above"
             )
         else:
-            rows = self._board.row(Role.SHARD, child.shard).get("rows")
-            healthy = rows > 0 or child.heard - child.started >= HEALTHY_AFTER_S
+            healthy = row.get("rows") > 0 or child.heard - child.started >= HEALTHY_AFTER_S
             child.strikes = 0 if healthy else child.strikes + 1
         pause = self._pause(child, cause)
-        row = self._board.row(Role.SHARD, child.shard)
         row.count_replacement()
         log.warning(
             "shard %d (pid %d) %s after %.2f s: replaced in %.0f ms",

@@ -45,7 +45,7 @@ from ..ring.instance import Instance, InstanceGone
 from ..ring.route import format_route, reader_of, slot_of
 from .endings import NOBODY, Finishes, checked
 from .rows import RowTable, UnknownRoute
-from .steps import Columns, StepWriter, column, converted, in_order
+from .steps import StepWriter, column, converted, in_order
 
 log = logging.getLogger(__name__)
 
@@ -161,8 +161,7 @@ class SchedulerPort:
             ValueError: the limit is out of its range.
             RingClosed: the port is closed, or was made before this process was forked.
         """
-        if (now := time.monotonic_ns()) >= self._beat_due:
-            self._beat(now)
+        now = self._maybe_beat()
         if self._consumer is None:
             return []
         self._consumer.release()
@@ -245,7 +244,12 @@ class SchedulerPort:
             end = self._table.ending([int(routes[row]) for row, _ in ended])
         stamp = 0 if families else self._push(routes, ids, counts, endings, timeout)
         if not stamp:  # families, or columns of other types than the C pass takes
-            stamp = self._push_converted(converted(routes, ids, counts), endings, families, timeout)
+            columns = converted(routes, ids, counts)
+            if families:
+                ordered = in_order(families)
+                stamp = self._steps.push_with_families(*columns, endings, ordered, timeout)
+            else:
+                stamp = self._push(*columns, endings, timeout)
         # The step is out: nothing may fail any more, or it would be pushed again.
         if ended:
             end()
@@ -333,16 +337,9 @@ class SchedulerPort:
                 self._corrupt.add(error.lane)
                 self._look_due = 0
 
-    def _push_converted(
-        self, columns: Columns, endings: bytes, families: OptionalColumns | None, timeout: float
-    ) -> int:
-        if families:
-            return self._steps.push_with_families(*columns, endings, in_order(families), timeout)
-        return self._push(*columns, endings, timeout)
-
     def _end_those_of(self, readers: Collection[int], messages: Messages) -> None:
         """End the live requests of gateways that are gone, with an Abort for each."""
-        self._end([int(route) for route in self._table.live() if reader_of(int(route)) in readers], messages)
+        self._end([route for route in map(int, self._table.live()) if reader_of(route) in readers], messages)
 
     def _end(self, routes: list[int], messages: Messages) -> None:
         aborts, end = [Abort(route) for route in routes], self._table.ending(routes)
@@ -357,11 +354,9 @@ class SchedulerPort:
         tally tells its gateway.
         """
         stated = {route for route in theirs.routes if self._is_theirs(route, theirs)}
-        live = [int(route) for route in self._table.live()]
+        live = [route for route in map(int, self._table.live()) if self._is_theirs(route, theirs)]
         missing = [route for route in stated if not self._table.knows(route)]
-        self._end(
-            [route for route in live if self._is_theirs(route, theirs) and route not in stated], messages
-        )
+        self._end([route for route in live if route not in stated], messages)
         for route in missing:
             log.error("gateway %d has %s, which never came: it ends", theirs.reader, format_route(route))
             self._table.open(route, 0)
@@ -434,9 +429,11 @@ class SchedulerPort:
         self._writer.write(TAG_OF[type(message)], encode(message), timeout=timeout)
         self._table.end(message.route)
 
-    def _maybe_beat(self) -> None:
+    def _maybe_beat(self) -> int:
+        """Beat if that is due; return the time."""
         if (now := time.monotonic_ns()) >= self._beat_due:
             self._beat(now)
+        return now
 
     def _beat(self, now: int) -> None:
         """Show the heartbeat and the counters; a push does no more than look whether that is due."""

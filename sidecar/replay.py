@@ -40,6 +40,8 @@ COMMAND: Final = "outfeed-replay"
 AHEAD_TOKENS: Final = 1024
 """Ids that are looked up at once, for steps to come: numpy's calls cost as much for one row's."""
 
+_ANSWERS: Final = {"health": b'{"healthy":true}', "flush_cache": b'{"success":true}'}
+
 Counts = NDArray[np.uint32] | NDArray[np.int64]
 
 
@@ -91,6 +93,7 @@ class Replay:
         self._corpus = corpus
         self._tokenizer = tokenizer
         self._options = options or ReplayOptions()
+        self._stop: Callable[[], bool] = lambda: False
         self._random = np.random.default_rng(self._options.seed)
         self._waiting: dict[int, Generate] = {}  # route → request, oldest first
         self._at: dict[int, int] = {}  # route → its row in the arrays below
@@ -110,6 +113,7 @@ class Replay:
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Serve until `stop()` is true or the instance is gone."""
+        self._stop = stop
         rate = self._options.steps_per_second
         due = time.monotonic()
         while not stop() and self._port.alive:
@@ -231,14 +235,20 @@ class Replay:
         finishes: dict[int, FinishReason] | None = None,
         families: Sequence[Family | None] | None = None,
     ) -> None:
+        self._until_taken(
+            lambda: self._port.push_tokens(
+                routes, ids, counts, finishes=finishes, families=families, timeout=PUSH_WAIT_S
+            )
+        )
+
+    def _until_taken(self, push: Callable[[], None]) -> None:
+        """Push until the step ring has room for it, or nobody wants it any more."""
         while True:
             try:
-                self._port.push_tokens(
-                    routes, ids, counts, finishes=finishes, families=families, timeout=PUSH_WAIT_S
-                )
+                push()
                 return
             except RingFull:
-                if not self._port.alive:
+                if self._stop() or not self._port.alive:
                     return
                 log.warning("the step ring has been full for %.1f s; pushing again", PUSH_WAIT_S)
 
@@ -284,17 +294,14 @@ class Replay:
             self._at[int(self._routes[row])] = row
 
     def _answer(self, message: Control) -> None:
-        if message.op == "health":
-            self._port.push_result(message.route, b'{"healthy":true}')
-        elif message.op == "flush_cache":
-            self._port.push_result(message.route, b'{"success":true}')
-        else:
-            self._port.push_error(
-                message.route,
-                400,
-                "BadRequest",
-                f"control operation {message.op!r} is unknown here: use health or flush_cache",
-            )
+        answer = _ANSWERS.get(message.op)
+        if answer is not None:
+            self._until_taken(lambda: self._port.push_result(message.route, answer, timeout=PUSH_WAIT_S))
+            return
+        why = f"control operation {message.op!r} is unknown here: use health or flush_cache"
+        self._until_taken(
+            lambda: self._port.push_error(message.route, 400, "BadRequest", why, timeout=PUSH_WAIT_S)
+        )
 
 
 def load_text(path: str) -> str:

@@ -106,7 +106,7 @@ class RowTable:
         Raises:
             UnknownRoute: it was never received.
         """
-        if not self._entries["route"][self._place(route)]:
+        if not self._entry(route)["route"]:
             raise UnknownRoute(self._describe(route))
         self._table.stale_rows += 1
 
@@ -121,8 +121,7 @@ class RowTable:
         Raises:
             UnknownRoute: the route's reader or slot is not in this instance.
         """
-        self.is_live(route)
-        return bool(self._entries["route"][self._place(route)] == route)
+        return bool(self._entry(route)["route"] == route)
 
     def before(self, route: int) -> int | None:
         """Return the live request in whose slot this one comes; None when there is none but itself.
@@ -130,8 +129,7 @@ class RowTable:
         Raises:
             UnknownRoute: the route's reader or slot is not in this instance.
         """
-        self.is_live(route)
-        entry = self._entries[self._place(route)]
+        entry = self._entry(route)
         return int(entry["route"]) if entry["live"] and entry["route"] != route else None
 
     def standings(self, start: int, limit: int) -> tuple[list[tuple[int, int, int]], int | None]:
@@ -163,8 +161,10 @@ class RowTable:
             raise UnknownRoute(self._describe(route))
         return code
 
-    def _place(self, route: int) -> int:
-        return reader_of(route) * self._slots + slot_of(route)
+    def _entry(self, route: int) -> Any:
+        """Return the entry of a route's slot, whoever has it. Raises UnknownRoute when there is none."""
+        self._known(route, lib.outfeed_rows_live)
+        return self._entries[reader_of(route) * self._slots + slot_of(route)]
 
     def _describe(self, route: int) -> str:
         return (

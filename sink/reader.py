@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 DRAIN_FRAMES = 32
 # How many ended routes are remembered, to tell a stale row from a ghost's.
 REMEMBERED = 1 << 13
+HANDLER_GONE = "handler gone"
 
 
 class Reader:
@@ -91,9 +92,9 @@ class Reader:
                 f"route {format_route(route)} is registered already; end it before using it again"
             )
         self._index = reader_of(route)
-        live.channel.on_gone = lambda: self.abort(route, "handler gone")
+        live.channel.on_gone = lambda: self.abort(route, HANDLER_GONE)
         if live.channel.gone:
-            self.abort(route, "handler gone")
+            self.abort(route, HANDLER_GONE)
         elif shard_of(route) in self.lost_shards:
             self.abort(route, *self._lost_lane(shard_of(route)))
 
@@ -114,7 +115,7 @@ class Reader:
 
         Its sink gets `error` if there is one. Nothing happens when the request has ended already.
         """
-        self.call(lambda: self._abort_now(route, reason, error))
+        self.call(lambda: self._fail_now(error, (route,), reason))
 
     def fail(self, error: Error, *, abort: str | None = None) -> None:
         """End every request that is live now with `error`. Any thread.
@@ -302,10 +303,8 @@ class Reader:
         return True
 
     def _result(self, message: Result) -> None:
-        live = self._live.get(message.route)
+        live = self._answered(message.route)
         if live is None:
-            self._stats.stale_messages += 1
-            self._not_live(message.route)
             return
         try:
             waiter = live.channel.end(Control(message.body), len(message.body))
@@ -318,13 +317,19 @@ class Reader:
 
     def _error(self, message: ErrorFrame) -> None:
         self._stats.errors += 1
-        live = self._live.get(message.route)
+        live = self._answered(message.route)
         if live is None:
-            self._stats.stale_messages += 1
-            self._not_live(message.route)
             return
         abort = message.type if message.running else None
         self._fail_live(live, Error(message.status, message.type, message.message), abort)
+
+    def _answered(self, route: int) -> Live | None:
+        """Return the live request that an answer is for; None when it comes too late."""
+        live = self._live.get(route)
+        if live is None:
+            self._stats.stale_messages += 1
+            self._not_live(route)
+        return live
 
     def _came(self, route: int) -> int | None:
         live = self._live.get(route)
@@ -363,7 +368,7 @@ class Reader:
             self._stats.sinks_full += 1
             self._fail_live(live, Error(408, "client_too_slow", str(error)), "sink full")
         else:
-            self._abort_now(live.route, "handler gone", None)
+            self._fail_live(live, None, HANDLER_GONE)
 
     def _not_live(self, route: int) -> None:
         """Something came for a request that is not live. One we never knew is a ghost: aborted once.
@@ -375,15 +380,7 @@ class Reader:
         self._remember(route)
         self._aborts.append(Ending(route, "", "unknown route", registered=False))
 
-    def _abort_now(self, route: int, reason: str, error: Error | None) -> None:
-        live = self._live.get(route)
-        if live is None:
-            return
-        if reason == "handler gone":
-            self._stats.handlers_gone += 1
-        self._fail_live(live, error, reason)
-
-    def _fail_now(self, error: Error, routes: Iterable[int], abort: str | None) -> None:
+    def _fail_now(self, error: Error | None, routes: Iterable[int], abort: str | None) -> None:
         for route in routes:
             live = self._live.get(route)
             if live is not None:
@@ -394,12 +391,12 @@ class Reader:
             waiter = live.channel.fail(error)
             if waiter is not None:
                 self._wakes.append(waiter)
+        if abort == HANDLER_GONE:
+            self._stats.handlers_gone += 1
         self._end(live, abort)
 
     def _end(self, live: Live, abort: str | None = None) -> None:
         """The one place a request ends."""
-        if live.route not in self._live:
-            return
         # All that takes memory comes first: whom it fails for is live until the next try.
         self._remember(live.route)
         waiting = self._ends if abort is None else self._aborts

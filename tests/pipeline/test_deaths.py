@@ -217,9 +217,8 @@ def _forget_without_goodbye(front: Front) -> None:
     front._stop = True
     front._bell.ring()
     front._thread.join()
-    front._consumer.close()
-    for writer in front._writers:
-        writer.close()
+    for ring in front._rings.values():
+        ring.close()
     front._bell.close()
 
 
@@ -266,8 +265,21 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(rig: Rig) -> None:
     assert rig.launcher.wait(60) == 0
 
 
+def test_shards_are_replaced_on_sighup_in_a_drain_too(rig: Rig) -> None:
+    before = shard_pids(rig.name)
+    (stream,) = rig.submit()
+    rig.push([stream], rig.encode("half, "))
+    rig.launcher.send_signal(signal.SIGTERM)
+    until("the drain to begin", lambda: _refused(rig))
+    rig.launcher.send_signal(signal.SIGHUP)
+    until("both shards to be replaced", lambda: not set(before) & set(shard_pids(rig.name)))
+    rig.push([stream], rig.encode("whole"), FinishReason.length(2))
+    assert rest_of(stream)[0] == "half, whole"
+    assert rig.launcher.wait(60) == 0
+
+
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, None])
-def test_a_drain_is_over_at_a_second_signal_or_when_its_time_is_up(
+def test_a_drain_is_over_when_it_is_told_again_or_when_its_time_is_up(
     small_tokenizer: Path, again: signal.Signals | None
 ) -> None:
     """What still runs then ends with a 503."""

@@ -52,6 +52,8 @@ class Rig:
         self.readers: list[Consumer] = [self.rings[f"egress{n}"].consumer(0, self.bell) for n in (0, 1)]
         self.stop = False
         self.beats = 0
+        self.on_beat = self.answer
+        """What happens while the shard waits."""
         self.damages = 0
         self.live: dict[int, Register] = {}
         self.deaf: set[int] = set()
@@ -64,12 +66,12 @@ class Rig:
             self.rings["step"].consumer(0, self.bell),
             lambda reader: self.rings[f"egress{reader}"].writer(0) if reader < 2 else None,
             damaged=self.damaged,
-            beat=self.beat,
+            beat=lambda: self.on_beat(),
             stopping=lambda: self.stop,
         )
 
-    def beat(self) -> None:
-        """What happens while the shard waits: gateways answer a TAKEOVER."""
+    def answer(self) -> None:
+        """Have the gateways answer a TAKEOVER."""
         self.beats += 1
         for reader in {0, 1} - self.deaf:
             for message in self._listen(reader):
@@ -153,7 +155,7 @@ def turn_and_hear(rig: Rig) -> list[Batch]:
         if rig.shard.statistics.waits:
             got.extend(batch for batch in rig.hear() if isinstance(batch, Batch))
 
-    rig.shard._beat = beat
+    rig.on_beat = beat
     while rig.shard.turn():
         pass
     return got + [batch for batch in rig.hear() if isinstance(batch, Batch)]

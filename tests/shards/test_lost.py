@@ -262,7 +262,7 @@ def test_what_one_gateways_lane_says_of_another_costs_nobody_anything(
     rig.shard.turn()
     for reader in (0, 1):
         assert [type(heard) for heard in rig.hear(reader)] == [Batch]
-    assert rig.shard.statistics.bad_frames == 1
+    assert rig.damages == 1
 
 
 def test_a_new_shard_is_not_told_restored_by_another_gateways_lane(

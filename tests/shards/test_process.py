@@ -96,10 +96,10 @@ def test_rows_go_through_two_shards_each_its_own(instance: Instance, shards: lis
 def test_each_count_of_a_shard_is_on_the_board_under_its_own_name(instance: Instance) -> None:
     row = instance.board.row(Role.SHARD, 0)
     decoded = DecoderStatistics(rows=1, tokens=2, doubled=3, ended=4, stopped=5, stale_rows=14)
-    seen = ShardStatistics(
-        steps=6, controls=7, waits=9, wakes=10, errors=11, corrupt_lanes=15, no_reader=16, cut_off=17
+    seen = ShardStatistics(steps=6, controls=7, waits=9, wakes=10, errors=11, corrupt_lanes=15, no_reader=16)
+    loop: Any = SimpleNamespace(
+        statistics=seen, decoder=SimpleNamespace(statistics=decoded, live=12), cut_off={0, 4}
     )
-    loop: Any = SimpleNamespace(statistics=seen, decoder=SimpleNamespace(statistics=decoded, live=12))
     _Life(instance, row).report(loop)
     assert {name: value for name in COUNTERS if (value := row.get(name))} == {
         "frames": 13,
@@ -115,7 +115,7 @@ def test_each_count_of_a_shard_is_on_the_board_under_its_own_name(instance: Inst
         "wakes": 10,
         "corrupt_lanes": 15,
         "no_reader": 16,
-        "cut_off": 17,
+        "cut_off": 0b10001,  # a bit for each reader
     }
 
 

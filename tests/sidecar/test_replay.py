@@ -1,11 +1,13 @@
 """The replay scheduler: what it gives each request, and when it stops."""
 
+import contextlib
 import random
 import re
 import subprocess
 import sys
+import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,13 @@ from outfeed.ingress.sampling import SamplingParams
 from outfeed.ring.batch import decode_batch
 from outfeed.ring.frames import Abort, Control, ErrorFrame, Generate, LogprobOptions, Result, Tag, decode
 from outfeed.ring.route import make_route
-from outfeed.sidecar import FinishReason, SchedulerPort
+from outfeed.sidecar import FinishReason, RingFull, SchedulerPort
+from outfeed.sidecar import replay as under_test
 from outfeed.sidecar.replay import Replay, ReplayOptions, replay_start
 from outfeed.sidecar.replay_columns import replay_logprobs
 from outfeed.sidecar.replay_stops import Stops
+
+from tests.eventually import LIMIT_S, until
 
 from .conftest import Bench
 
@@ -213,6 +218,62 @@ def test_control_requests_are_answered(bench: Bench, port: SchedulerPort) -> Non
     assert isinstance(dance, ErrorFrame)
     assert (dance.status, dance.route) == (400, route(3))
     assert "'dance' is unknown" in dance.message
+
+
+@pytest.fixture
+def full(port: SchedulerPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step ring has no room, for the smallest frame neither: its shard stands still."""
+    monkeypatch.setattr(under_test, "PUSH_WAIT_S", 0.01)
+    with contextlib.suppress(RingFull):
+        while True:
+            port._writer.write(Tag.ERROR, b"")
+
+
+@contextlib.contextmanager
+def in_a_thread(run: Callable[[], None], caplog: pytest.LogCaptureFixture) -> Iterator[threading.Thread]:
+    """Let the replay scheduler run until it has found the ring full."""
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        until("the full ring to be found", lambda: "has been full" in caplog.text or not thread.is_alive())
+        assert thread.is_alive()
+        yield thread
+    finally:
+        thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.usefixtures("full")
+def test_a_control_request_is_answered_when_there_is_room_again(
+    bench: Bench, port: SchedulerPort, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send(Control(route(2), "c", "health", b""))
+    with in_a_thread(Replay(port, CORPUS).receive, caplog):
+        answers: list[object] = []
+
+        def answered() -> bool:
+            for _, tag, body in bench.shard.read():
+                if tag == Tag.RESULT:
+                    answers.append(decode(tag, bytes(body)))
+            bench.shard.release()
+            return bool(answers)
+
+        until("the answer", answered)
+    assert answers == [Result(route(2), b'{"healthy":true}')]
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_ring_does_not_keep_it_from_stopping(
+    bench: Bench, port: SchedulerPort, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send(generate(2, max_new_tokens=None))
+    stop = threading.Event()
+    try:
+        with in_a_thread(lambda: Replay(port, CORPUS).run(stop.is_set), caplog):
+            stop.set()
+    finally:
+        bench.shard.read()
+        bench.shard.release()
 
 
 def test_logprobs_go_to_those_who_asked(bench: Bench, port: SchedulerPort) -> None:
