@@ -113,9 +113,10 @@ class Alphabet:
         self.all: Mask = ASCII | present
         self.edge: Mask = 1 << bit
         """Stands for the start or the end of the text, in the masks of what lies beside a position."""
-        self.last: Mask = 2 << bit
-        """Marks a guard whose newline must be the last of the text."""
-        self.anything: Mask = self.all | self.edge | self.last
+        self.goes_on: Mask = 2 << bit
+        """Stands, in the mask of what comes after a place, for text behind that: without it a newline must be
+        the last of the text."""
+        self.anything: Mask = self.all | self.edge | self.goes_on
         """What can lie beside a position."""
         self._per_kind = [mask & present for mask in per_kind]
         self.newline: Mask = 1 << 10
