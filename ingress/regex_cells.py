@@ -207,18 +207,18 @@ class Cells:
         """Say whether a place is only before the last newline or at the end: they are not among the places
         that are counted, and either is taken for the end."""
         alphabet = self.graph.alphabet
-        return bool(after & alphabet.last and not after & self.every & ~alphabet.newline)
+        return bool(after & alphabet.newline and not after & alphabet.goes_on)
 
     def _asked(self, after: Mask) -> Mask:
         """Return what may come next where something is asked."""
         return self.graph.alphabet.edge if self._before_last(after) else after
 
-    def _read(self, target: int, after: Mask) -> Mask:
-        """Return what may come next where a cell is come to. One that reads the last newline is taken for one
-        that reads any."""
-        if self._before_last(after):
-            return self.may[target] & self.graph.alphabet.newline
-        return after
+    def _read(self, edge: Edge) -> Edge:
+        """Return an edge with what may come next where its cell is come to. One that reads the last newline
+        is taken for one that may read any."""
+        if self._before_last(edge.after):
+            return edge._replace(after=self.may[edge.target] & self.graph.alphabet.newline, sharp=False)
+        return edge
 
     def _connect(self) -> None:
         graph = self.graph
@@ -231,8 +231,7 @@ class Cells:
             self._join(hub)
         for node, high in enumerate(graph.high):
             if high > 0 and node not in self._aside:
-                into = self._edges(self._enter[node], graph.preds[node])
-                self.edges += [edge._replace(after=self._read(edge.target, edge.after)) for edge in into]
+                self.edges += map(self._read, self._edges(self._enter[node], graph.preds[node]))
         finals = [edge for edge in self._edges(NOWHERE, graph.final) if edge.sharp]
         self.finals = [edge._replace(after=self._asked(edge.after)) for edge in finals]
 

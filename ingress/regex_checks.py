@@ -12,7 +12,7 @@ from re import _constants as sre  # type: ignore[attr-defined]
 from re._casefix import _EXTRA_CASES  # type: ignore[import-not-found]
 from typing import Any
 
-from .regex_classes import Alphabet, Class, Mask
+from .regex_classes import LAST_MAPPED, Alphabet, Class, Mask
 from .regex_units import (
     BIG_MAP_NS,
     CATEGORY_ASCII_NS,
@@ -35,8 +35,6 @@ from .regex_units import (
 )
 
 Piece = tuple[Mask, float]
-LAST_MAPPED = 0xFFFF
-"""Only characters up to here have a bit in a class's map."""
 _SPANS = (sre.LITERAL, sre.RANGE)
 
 

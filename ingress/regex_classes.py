@@ -19,6 +19,8 @@ ASCII = (1 << 128) - 1
 KINDS = 4  # digit, other word character, space, other
 DIGIT, WORD, SPACE, OTHER = 1, 2, 4, 8
 MAX_CODE = 0x110000
+LAST_MAPPED = 0xFFFF
+"""Only characters up to here have a bit in the map that the engine makes of a class."""
 # The non-ASCII characters that match an ASCII letter when case is ignored: İ ı ſ K.
 FOLDED = {0x130: "iI", 0x131: "iI", 0x17F: "sS", 0x212A: "kK"}
 _FOLDS_TO = {ord(letter): [c for c in FOLDED if letter in FOLDED[c]] for letter in "iIsSkK"}
@@ -111,9 +113,10 @@ class Alphabet:
         self.all: Mask = ASCII | present
         self.edge: Mask = 1 << bit
         """Stands for the start or the end of the text, in the masks of what lies beside a position."""
-        self.last: Mask = 2 << bit
-        """Marks a guard whose newline must be the last of the text."""
-        self.anything: Mask = self.all | self.edge | self.last
+        self.goes_on: Mask = 2 << bit
+        """Stands, in the mask of what comes after a place, for text behind that: without it a newline must be
+        the last of the text."""
+        self.anything: Mask = self.all | self.edge | self.goes_on
         """What can lie beside a position."""
         self._per_kind = [mask & present for mask in per_kind]
         self.newline: Mask = 1 << 10
@@ -174,7 +177,8 @@ class Alphabet:
             upper, lower = letters & (((1 << 27) - 1) << 64), letters & (((1 << 27) - 1) << 96)
             exact |= upper << 32 | lower >> 32
         if flags & sre.SRE_FLAG_ASCII:
-            return exact, exact
+            # The engine looks for a range that it has no map for in Unicode's cases all the same.
+            return exact, exact if high <= LAST_MAPPED else exact | self.beyond
         if letters:
             for code, partners in _FOLDS_TO.items():
                 if exact >> code & 1:
@@ -201,6 +205,9 @@ class Alphabet:
             if op is sre.LITERAL:
                 if folds:
                     more_low, more_high = self._folded(av, av, flags)
+                    if av > LAST_MAPPED and chr(av).lower() != chr(av):
+                        # The engine lowers the text's character and then looks for this one as it is.
+                        more_low = 0
                 else:
                     more_low = more_high = 1 << av if av < 128 else self.span(av, av)
             elif op is sre.RANGE:

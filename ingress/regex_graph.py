@@ -86,7 +86,7 @@ class Builder(Repeats):
         if not prefix:
             self._ask(start, Check((test.low, test.high), test.pieces, SKIP_NS))
         self._ask(start, derived(every, test.high, START_NS, SKIP_NS if prefix else 0.0))
-        return 0, where(start, ((self._alphabet.anything, test.high),), PLAIN)
+        return 0, where(start, self._guard_of(1, test.high), PLAIN)
 
     def _prefix(self, prefix: list[int], items: Any, start: Front, flags: int) -> tuple[int, Front]:
         """Read the literals that the engine looks for at once: it goes on from a part of them to the next
@@ -273,8 +273,6 @@ class Builder(Repeats):
 
     def _look(self, negative: bool, av: Any, front: Front, flags: int) -> Front:
         direction, body = av
-        alphabet = self._alphabet
-        anything = alphabet.anything
         if len(body.data) == 1 and body.data[0][0] in UNITS:
             test = self._class(body.data[0], flags)
             low, high = test.low, test.high
@@ -285,7 +283,7 @@ class Builder(Repeats):
                 self._spend(front, test.test)
             side = self._other_than(low) if negative else high
             trust = EXACT if low == high else 0
-            return self._guarded(front, ((anything, side),) if direction > 0 else ((side, anything),), trust)
+            return self._guarded(front, self._guard_of(direction, side), trust)
         self._spend(front, LOOK_NS)
         inside = front
         if direction < 0:
@@ -318,7 +316,7 @@ class Builder(Repeats):
 
     def _guard_of(self, direction: int, side: Mask) -> Guard:
         anything = self._alphabet.anything
-        return ((anything, side),) if direction > 0 else ((side, anything),)
+        return ((anything, side | self._alphabet.goes_on),) if direction > 0 else ((side, anything),)
 
     def _side(self, body: Any, flags: int, at: int) -> Mask:
         """Return what a piece can read first (`at` 0) or last (-1), everything where that is not plain."""

@@ -206,7 +206,7 @@ class Places:
 
     def _other_than(self, mask: Mask) -> Mask:
         """Return what else can be beside a place: any other character, or nothing."""
-        return (self._alphabet.all | self._alphabet.edge) & ~mask
+        return self._alphabet.anything & ~mask
 
     def _anchor(self, code: Any, flags: int) -> Guard:
         alphabet = self._alphabet
@@ -218,7 +218,7 @@ class Places:
         if code is sre.AT_BEGINNING_STRING:
             return ((edge, anything),)
         if code is sre.AT_END:
-            return ((anything, edge | line | (0 if multiline else alphabet.last)),)
+            return ((anything, edge | line | (alphabet.goes_on if multiline else 0)),)
         if code is sre.AT_END_STRING:
             return ((anything, edge),)
         word = alphabet.category("WORD", bool(flags & sre.SRE_FLAG_ASCII))

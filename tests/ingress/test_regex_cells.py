@@ -1,6 +1,8 @@
-"""The cells of a pattern: whatever the engine matches, some way through them reads.
+"""The cells of a pattern: whatever the engine matches, some way through them reads, and what they say that it
+surely matches it does.
 
-A way that is lost is the worst fault there is here, for what stands behind it is never weighed.
+A way that is lost is the worst fault there is here, for what stands behind it is never weighed; the next is a
+match that never was, for what a text goes on with is then never weighed.
 """
 
 import random
@@ -13,6 +15,7 @@ from outfeed.ingress.regex_places import Explosive, TooComplex
 
 from .patterns import graph_of, matches_amiss
 from .test_regex_properties import family
+from .walk import Walk
 
 
 def cells_of(pattern: str) -> Cells:
@@ -90,3 +93,55 @@ def test_the_text_of_a_group_comes_again_without_what_the_group_asked_for() -> N
 def test_the_last_newline_may_be_read_and_ends_what_may_follow() -> None:
     assert ends_of_ways(cells_of(r"x$\nb?"), "x\n", 0) == {2}
     assert ends_of_ways(cells_of(r"(?:x.*+){1,2}$[^a]+"), "xb\n", 0) == {3}
+
+
+BESIDE = [
+    "$",
+    "$",
+    r"\n",
+    r"\n",
+    r"(?m:$)",
+    r"(?=\n)",
+    r"(?=\s)",
+    r"(?!x)",
+    "x?+",
+    r"\Z",
+    r"(?<!a)",
+    "[^a]",
+    r"\b",
+]
+
+
+def matched_after(walk: Walk, text: str) -> int | None:
+    """Return after how many characters of a text a search has surely matched, if one has."""
+    alphabet, masks = walk.cells.graph.alphabet, walk.kinds.masks
+    kinds = [next(i for i, mask in enumerate(masks) if mask & alphabet.atom(ord(char))) for char in text]
+    return next((at for at, ways in enumerate(walk.ways(kinds, len(kinds))) if ways is None), None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_a_text_is_followed_no_further_the_engine_has_matched(seed: int) -> None:
+    draws = random.Random(seed)
+    patterns = family.Patterns(draws)
+    matches = 0
+    for _ in range(1000):
+        near = "".join(draws.choice(BESIDE) for _ in range(draws.randint(0, 3)))
+        pattern = draws.choice(["%s%s", "%s(?:%s)"]) % ((patterns.draw(), near)[:: draws.choice((1, -1))])
+        if matches_amiss(pattern):
+            continue
+        try:
+            regex = re.compile(pattern)
+            walk = Walk(cells_of(pattern))
+        except (re.error, ValueError, Explosive, TooComplex, Beyond):
+            continue
+        if walk.cells.matches_nothing:
+            continue
+        for _ in range(6):
+            text = "".join(draws.choice("abx1 A_\n\n!") for _ in range(draws.randint(1, 7)))
+            read = matched_after(walk, text)
+            if read is None:
+                continue
+            matches += 1
+            for more in ("", text[read:], "x", "\n", "\nx"):
+                assert regex.search(text[:read] + more), (pattern, text[:read], more)
+    assert matches > 300

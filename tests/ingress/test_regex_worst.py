@@ -29,7 +29,8 @@ TIGHT = [
 # What piles up with the length of the text has no mean, however it is hidden.
 GROWING = [
     r"\s+$", r"\d+x", r"[ab]+c", r"(?:\d{2,}c |[^a-c])*", r"x.*y", r"(?:a|b)+c", r"(?:a{2})+b",
-    r"\w+\s*\w+$", r"(a+)\1b", r"(?:a|ab|b)*c", r"^.*.*x",
+    r"\w+\s*\w+$", r"(a+)\1b", r"(?:a|ab|b)*c", r"^.*.*x", r"\n+$\n", r"\n+(?=\n)$", r"\n+(?!x)$",
+    r"\n+$(?=\n)", r"\n+x?+$",
 ]  # fmt: skip
 
 
