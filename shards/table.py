@@ -20,7 +20,7 @@ import msgspec
 from ..ring.segment import Segment, attach, create
 from . import pipeline
 from ._kernel import lib
-from .errors import TableError, TokenizerFileError
+from .errors import TableError, TokenizerFileError, is_crash
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -196,7 +196,9 @@ def load_tokenizer(path: str | Path) -> "tuple[Tokenizer, bytes]":
         ) from error
     try:
         return Tokenizer.from_buffer(raw), raw
-    except Exception as error:  # the library raises plain Exception, whatever is wrong
+    except BaseException as error:  # the library raises plain Exception, whatever is wrong, or it crashes
+        if not isinstance(error, Exception) and not is_crash(error):
+            raise
         raise TokenizerFileError(
             f"{path} ({len(raw)} bytes) is not a usable Hugging Face tokenizer.json: {error}"
         ) from error

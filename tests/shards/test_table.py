@@ -49,6 +49,8 @@ def name() -> Iterator[str]:
         (b"{}", "not a usable"),
         (b'{"version": "1.0", "model": {"type": "Unheard"}}', "not a usable"),
         (b"\xff\xfe\0\0", "not a usable"),
+        # A normalizer that the library crashes at.
+        (b'{"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}', "charsmap"),
     ],
 )
 def test_a_missing_or_broken_file_is_named_with_its_fault(
