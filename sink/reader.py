@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -92,7 +93,7 @@ class Reader:
                 f"route {format_route(route)} is registered already; end it before using it again"
             )
         self._index = reader_of(route)
-        live.channel.on_gone = lambda: self.abort(route, HANDLER_GONE)
+        live.channel.on_gone = partial(self.abort, route, HANDLER_GONE)
         if live.channel.gone:
             self.abort(route, HANDLER_GONE)
         elif shard_of(route) in self.lost_shards:
@@ -115,7 +116,7 @@ class Reader:
 
         Its sink gets `error` if there is one. Nothing happens when the request has ended already.
         """
-        self.call(lambda: self._fail_now(error, (route,), reason))
+        self.call(partial(self._fail_now, error, (route,), reason))
 
     def fail(self, error: Error, *, abort: str | None = None) -> None:
         """End every request that is live now with `error`. Any thread.
@@ -123,7 +124,7 @@ class Reader:
         `abort` is the reason to abort them with, None when nobody is left to abort them.
         """
         routes = list(self._live)
-        self.call(lambda: self._fail_now(error, routes, abort))
+        self.call(partial(self._fail_now, error, routes, abort))
 
     def doubt(self) -> None:
         """Watch what is live now: a rank's lane is lost, nobody knows whose rows came by it. Any thread."""
