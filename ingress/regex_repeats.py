@@ -89,7 +89,8 @@ class Repeats(Places):
                 bytes_kept = 2 * KEPT_CONTEXT + KEPT_GROUP * self._marks
                 cost += COPIED_BYTE_NS * KEPT_GROUP * self._marks + _keeping(bytes_kept)
             return self._class_repeat(op, least, UNLIMITED, inner, front, inner_flags, cost)
-        if not self._copies:
+        if not self._copies and not self._in_repeat:
+            # What is in it is known for the repeats in it, too.
             self._marks = max(self._marks, captures(body))
         # A round that gives nothing back may end elsewhere than where the next could go on from.
         trust = ASKS_NOTHING if op is sre.POSSESSIVE_REPEAT and chooses(body) else PLAIN
