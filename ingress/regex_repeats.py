@@ -24,7 +24,7 @@ from .regex_places import (
     doubted,
     where,
 )
-from .regex_settled import AGAIN, cannot_fail
+from .regex_settled import AGAIN, cannot_fail, chooses
 from .regex_tree import REPEATS, UNITS, Guard, Unit, captures, size, unwrapped
 from .regex_units import (
     CACHED_BYTES,
@@ -89,17 +89,20 @@ class Repeats(Places):
                 bytes_kept = 2 * KEPT_CONTEXT + KEPT_GROUP * self._marks
                 cost += COPIED_BYTE_NS * KEPT_GROUP * self._marks + _keeping(bytes_kept)
             return self._class_repeat(op, least, UNLIMITED, inner, front, inner_flags, cost)
-        if not self._copies:
+        if not self._copies and not self._in_repeat:
+            # What is in it is known for the repeats in it, too.
             self._marks = max(self._marks, captures(body))
+        # A round that gives nothing back may end elsewhere than where the next could go on from.
+        trust = ASKS_NOTHING if op is sre.POSSESSIVE_REPEAT and chooses(body) else PLAIN
         self._in_repeat += 1
-        end = self._group_repeat(least, most, body, front, flags)
+        end = self._group_repeat(least, most, body, front, flags, trust)
         self._in_repeat -= 1
         if op is sre.POSSESSIVE_REPEAT:
             self.graph.notes.add("a possessive repeat of a group is taken for a plain one")
             return doubted(end, ASKS_NOTHING)
         return end
 
-    def _group_repeat(self, least: int, most: int, body: Any, front: Front, flags: int) -> Front:
+    def _group_repeat(self, least: int, most: int, body: Any, front: Front, flags: int, trust: int) -> Front:
         if least == most == 1:
             self._spend(front, REPEAT_NS + ROUND_NS + self._saved(2))
             front = self._sequence(body.data, front, flags)
@@ -113,12 +116,12 @@ class Repeats(Places):
             self._tail = {}
             return self._merged([*front, *end])
         if most <= MAX_ROUNDS and most * size(body) <= WRITTEN_OUT:
-            return self._written_out(least, most, body, front, flags)
+            return self._written_out(least, most, body, front, flags, trust)
         if most == sre.MAXREPEAT and 1 < least <= MAX_ROUNDS and least * size(body) <= WRITTEN_OUT:
             # So that its first rounds are told from the others.
-            front = self._written_out(least - 1, least - 1, body, front, flags)
+            front = self._written_out(least - 1, least - 1, body, front, flags, trust)
             least = 1
-        return self._loop(least, most, body, front, flags)
+        return self._loop(least, most, body, front, flags, trust)
 
     def _class_repeat(
         self, op: Any, least: int, most: int, unit: Unit, front: Front, flags: int, extra: float = 0.0
@@ -232,7 +235,7 @@ class Repeats(Places):
             self._tail = {front[0][0]: KEPT_EXIT_NS if least == most else exit_ns}
         return self._merged(end + front)
 
-    def _written_out(self, least: int, most: int, body: Any, front: Front, flags: int) -> Front:
+    def _written_out(self, least: int, most: int, body: Any, front: Front, flags: int, trust: int) -> Front:
         end: Front = []
         self._spend(front, REPEAT_NS)
         must = ROUND_NS if body.getwidth()[0] else MORE_NS
@@ -240,14 +243,14 @@ class Repeats(Places):
             if step >= least:
                 end += front
             self._spend(front, self._saved(2) + (must if step < least else MORE_NS + UNTIL_NS))
-            front = self._merged(self._sequence(body.data, front, flags))
+            front = self._merged(doubted(self._sequence(body.data, front, flags), trust))
             if not front:
                 break
         self._spend(front, UNTIL_NS)
         self._tail = {}
         return self._merged(end + front)
 
-    def _loop(self, least: int, most: int, body: Any, front: Front, flags: int) -> Front:
+    def _loop(self, least: int, most: int, body: Any, front: Front, flags: int, trust: int) -> Front:
         """A repeat that loops through a hub. Counts above 1 are not kept: more ways, never fewer."""
         if most != sre.MAXREPEAT:
             self.graph.notes.add("a long counted repeat of a group is taken for an unlimited one")
@@ -265,7 +268,7 @@ class Repeats(Places):
         more = (ROUND_NS if least else MORE_NS + UNTIL_NS) + self._saved()
         self._spend(front, factor * (REPEAT_NS + more))
         entry = [(source, ways * factor, guard, trust) for source, ways, guard, trust in front]
-        end = self._sequence(body.data, [*entry, (hub, 1.0, None, PLAIN)], flags)
+        end = doubted(self._sequence(body.data, [*entry, (hub, 1.0, None, PLAIN)], flags), trust)
         end = [edge for edge in end if edge[0] > hub]
         around = MORE_NS + UNTIL_NS + self._saved()
         self._in_loop -= 1
@@ -286,8 +289,9 @@ class Repeats(Places):
             after = [(source, ways * (1 + empty), guard, trust) for source, ways, guard, trust in end]
         skipped = 1.0 + empty if least == 0 else factor * (1 + empty) if empty else 0.0
         if skipped:
-            # Rounds that match nothing may still ask something: only leaving them all out asks nothing.
-            passed = front if least == 0 or cannot_fail(body) else doubted(front)
+            # Rounds that match nothing may still ask something: only leaving them all out asks nothing. And a
+            # round that must be may never match nothing though it could: `b*+` gives back no `b`.
+            passed = front if least == 0 else doubted(front, ASKS_NOTHING if cannot_fail(body) else 0)
             after = [(source, ways * skipped, guard, trust) for source, ways, guard, trust in passed] + after
         return self._merged(after)
 

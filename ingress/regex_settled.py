@@ -47,7 +47,7 @@ def _item(item: Any, after: int) -> list[Any]:
         return [_branch(av[1], after)]
     if op is sre.ATOMIC_GROUP:
         inner = settled(av, max(after, KEPT))
-        return [(PAID, None), *inner.data] if after == LAST or not _chooses(inner) else [(op, inner)]
+        return [(PAID, None), *inner.data] if after == LAST or not chooses(inner) else [(op, inner)]
     if op is sre.ASSERT or op is sre.ASSERT_NOT:
         # The text of a group in it may be asked for later, so there it matters where the group ends.
         alone = av[0] > 0 and (after == LAST or not captures(av[1]))
@@ -132,7 +132,7 @@ def _one_class(body: Any) -> bool:
     return len(body.data) == 1 and body.data[0][0] in UNITS
 
 
-def _chooses(body: Any) -> bool:
+def chooses(body: Any) -> bool:
     """Say whether there is more than one way through a piece, so that giving nothing back means something."""
     return any(_item_chooses(item) for item in body.data)
 
@@ -143,4 +143,4 @@ def _item_chooses(item: Any) -> bool:
         return False
     if op in REPEATS:
         return not (_one_class(av[2]) and (av[0] == av[1] or op is sre.POSSESSIVE_REPEAT))
-    return not (op is sre.SUBPATTERN and not _chooses(av[3]))
+    return not (op is sre.SUBPATTERN and not chooses(av[3]))

@@ -95,6 +95,8 @@ def _followed(
                     best = Worst(Cost((found.first, found.each)), text, total, work)
                 if total <= enough or (rest != ffi.NULL and found.each * length <= enough):
                     break
+            elif result == lib.OFW_NO_MEMORY:
+                raise MemoryError("there is no memory to follow the worst text for a stop pattern")
             elif result != lib.OFW_TOO_MUCH:
                 break
             elif first and pattern.depth == _WHOLE:

@@ -42,6 +42,10 @@ MAX_EFFORT = 20_000
 pattern that comes to it is still analysed, so a request takes that of one pattern more."""
 PARSE_US, COMPILE_US = 120, 3
 """What the engine's own parser and compiler take, per pattern and per character."""
+SPAN_US, SPAN_FOLDED_US = 0.03, 0.08
+"""What the compiler takes for each character that it walks through, and where case is ignored."""
+MAP_SPAN = 2500
+"""It takes as long to make the map of a class with characters beyond U+00FF as to walk through so many."""
 
 
 class Effort:
@@ -124,10 +128,12 @@ def analyse(pattern: str) -> Admission:
     """Analyse one pattern, without the cache. Raises ValueError with the reason when it cannot compile."""
     parsed = _parse(pattern)
     flags = parsed.state.flags
-    codes, folds = codes_of(pattern, parsed, flags)
+    codes, folds, spanned = codes_of(pattern, parsed, flags)
+    work = PARSE_US + COMPILE_US * len(pattern)
     if pattern.count("(?") != pattern.count("(?:"):
         # The compiler refuses look-behinds without a fixed width and little else, nothing of it spelled
         # plainly; whatever is not plain is compiled, to be sure.
+        work += int((SPAN_FOLDED_US if folds else SPAN_US) * spanned)
         try:
             _compiler.compile(parsed)
         except (re.error, OverflowError, RecursionError, ValueError, RuntimeError) as error:
@@ -154,7 +160,7 @@ def analyse(pattern: str) -> Admission:
         why = "its groups are nested too deeply"
     if builder.graph.notes:
         why = "; ".join(filter(None, [why, *sorted(builder.graph.notes)]))
-    work = PARSE_US + COMPILE_US * len(pattern) + builder.graph.work
+    work += builder.graph.work
     return Admission(pattern, max_len, window, cost, why, _longest(cost), work)
 
 
@@ -181,16 +187,17 @@ def _parse(pattern: str) -> Any:
         raise ValueError(str(error)) from None
 
 
-def codes_of(pattern: str, parsed: Any, flags: int) -> tuple[set[int], bool]:
-    """Return the non-ASCII code points a pattern names, and whether it ignores case anywhere.
+def codes_of(pattern: str, parsed: Any, flags: int) -> tuple[set[int], bool, int]:
+    """Return the non-ASCII code points a pattern names, whether it ignores case anywhere, and through how
+    many characters the engine's compiler walks for its classes, or as long as it takes.
 
-    Raises ValueError when the engine's compiler would walk through too many characters.
+    Raises ValueError when the engine's compiler would walk through too many.
     """
     folds = bool(flags & sre.SRE_FLAG_IGNORECASE) or ("(?" in pattern and "i" in pattern)
     if pattern.isascii() and "\\" not in pattern:
-        return set(), folds
+        return set(), folds, 0
     codes: set[int] = set()
-    enumerated = 0
+    enumerated = maps = 0
     waiting = [parsed]
     while waiting:
         for op, av in waiting.pop():
@@ -202,6 +209,10 @@ def codes_of(pattern: str, parsed: Any, flags: int) -> tuple[set[int], bool]:
                 enumerated += min(av[1], 0xFFFF) - av[0] + 1 if av[0] <= 0xFFFF else 0
             elif op is sre.IN:
                 waiting.append(av)
+                maps += any(
+                    (kind is sre.LITERAL and it > 255) or (kind is sre.RANGE and it[1] > 255)
+                    for kind, it in av
+                )
             else:
                 waiting += inner_pieces(op, av)
     if enumerated > MAX_ENUMERATED:
@@ -209,7 +220,7 @@ def codes_of(pattern: str, parsed: Any, flags: int) -> tuple[set[int], bool]:
             f"its classes span {enumerated} characters, which take the engine too long to compile; "
             f"at most {MAX_ENUMERATED} (a complement like [^a-z] spans few)"
         )
-    return codes, folds
+    return codes, folds, enumerated + MAP_SPAN * maps
 
 
 def _context(parsed: Any, flags: int) -> tuple[int, int]:

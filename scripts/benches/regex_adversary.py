@@ -33,7 +33,7 @@ def graph_of(pattern: str) -> Graph | None:
         parsed = _parser.parse(pattern)
     flags = parsed.state.flags
     try:
-        codes, folds = codes_of(pattern, parsed, flags)
+        codes, folds, _ = codes_of(pattern, parsed, flags)
         return Builder(Alphabet(codes, folds=folds)).build(parsed, flags)
     except (Explosive, TooComplex, RecursionError, ValueError):
         return None

@@ -15,7 +15,7 @@ def graph_of(pattern: str) -> Graph:
     """Return a pattern's graph. Raises what the admission refuses it with."""
     parsed = _parser.parse(pattern)
     flags = parsed.state.flags
-    codes, folds = codes_of(pattern, parsed, flags)
+    codes, folds, _ = codes_of(pattern, parsed, flags)
     return Builder(Alphabet(codes, folds=folds)).build(parsed, flags)
 
 

@@ -6,8 +6,10 @@ import threading
 import warnings
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
+from typing import Any
 
 import pytest
+from outfeed.ingress import regex_worst
 from outfeed.ingress.admission_cache import Cache
 from outfeed.ingress.errors import BadRequest
 from outfeed.ingress.sampling import SamplingParams, parse_each
@@ -281,6 +283,35 @@ def test_32_plain_patterns_are_far_from_the_limit() -> None:
     for i in range(32):
         admit(rf"\n\n(?:User|Human|Assistant) {i}:\s*\w{{1,20}}", "stop_regex", effort)
     assert effort.left > MAX_EFFORT / 3
+
+
+@pytest.mark.parametrize("wide", ["(?i)[\0-\uffff]", "(?>a)[\0-\uffff][ĀĂĄ]"])
+def test_what_takes_the_engines_compiler_long_counts(wide: str) -> None:
+    """It walks through each character of a class's ranges, and makes a map of all up to U+FFFF."""
+    CACHE.clear()
+    with pytest.raises(BadRequest, match="together"):
+        parse([f"{wide}{i}" for i in range(32)])
+
+
+def test_an_analysis_that_finds_no_memory_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = r"(?:\d{1,3}\.){3}\d{1,3}"
+    CACHE.clear()
+    with monkeypatch.context() as scarce:
+        scarce.setattr(regex_worst, "lib", WithoutMemory())
+        with pytest.raises(MemoryError, match="worst text for a stop pattern"):
+            parse(pattern, max_new_tokens=4)
+    parse(pattern, max_new_tokens=32_000)
+
+
+class WithoutMemory:
+    """The C core when there is none."""
+
+    OFW_OK, OFW_NO_MEMORY = regex_worst.lib.OFW_OK, regex_worst.lib.OFW_NO_MEMORY
+    OFW_TOO_MUCH = regex_worst.lib.OFW_TOO_MUCH
+
+    def ofw_find(self, _pattern: object, found: Any) -> int:
+        found.work = 0
+        return int(self.OFW_NO_MEMORY)
 
 
 def test_a_round_that_matches_nothing_is_no_promise_of_a_match() -> None:

@@ -1,6 +1,8 @@
 /* Random patterns for the search for the worst text, some of them nonsense: for the sanitizers.
  *
  *   fuzz SEED ROUNDS     prints what was found; a pattern that points outside must be refused
+ *
+ * Built with -DSCARCE (tests/scarce.h) memory runs out now and then: that is said, and nothing is left.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -8,6 +10,13 @@
 #include <string.h>
 
 #include "api.h"
+#ifdef SCARCE
+#include "scarce.h"
+#define SCARCITY below(40)
+#else
+static uint32_t scarce;
+#define SCARCITY 0
+#endif
 
 static uint64_t state;
 
@@ -115,7 +124,7 @@ static void fill(ofw_pattern *p, room *r, int wild)
         copies[n++] = copy;                                                    \
     } while (0)
 
-static int once(room *r, int wild, unsigned *found, unsigned *refused)
+static int once(room *r, int wild, unsigned *found, unsigned *refused, unsigned *without)
 {
     ofw_pattern p;
     ofw_worst worst;
@@ -153,32 +162,36 @@ static int once(room *r, int wild, unsigned *found, unsigned *refused)
     GIVE(prices, p.tests * p.kinds);
     GIVE(alike, p.kinds + 1);
     memset(&worst, 0, sizeof worst);
+    scarce = SCARCITY;
     int result = ofw_find(&p, &worst);
+    int ran_out = scarce && result == OFW_NO_MEMORY;
+    scarce = 0;
     while (n) free(copies[--n]);
     *found += result == OFW_OK;
     *refused += result == OFW_BAD_INPUT;
+    *without += (unsigned)ran_out;
     if (result == OFW_OK) {
         for (uint32_t i = 0; i < worst.length; i++)
             if (worst.text[i] >= p.kinds) return 1;
         if (!(worst.each >= 0.0) || !(worst.first >= 0.0)) return 1;
     }
-    return result != OFW_OK && result != OFW_TOO_MUCH && !(wild && result == OFW_BAD_INPUT);
+    return result != OFW_OK && result != OFW_TOO_MUCH && !ran_out && !(wild && result == OFW_BAD_INPUT);
 }
 
 int main(int argc, char **argv)
 {
     static room r;
-    unsigned found = 0, refused = 0;
+    unsigned found = 0, refused = 0, without = 0;
     if (argc != 3) return 2;
     state = strtoull(argv[1], NULL, 10) * 2654435761u + 88172645463325252u;
     unsigned rounds = (unsigned)strtoul(argv[2], NULL, 10);
     for (unsigned i = 0; i < rounds; i++) {
-        int bad = once(&r, i % 3 == 0, &found, &refused);
+        int bad = once(&r, i % 3 == 0, &found, &refused, &without);
         if (bad) {
             fprintf(stderr, "round %u of seed %s: wrong answer\n", i, argv[1]);
             return bad;
         }
     }
-    printf("found %u refused %u of %u\n", found, refused, rounds);
+    printf("found %u refused %u without memory %u of %u\n", found, refused, without, rounds);
     return found > rounds / 10 && refused > rounds / 100 ? 0 : 3;
 }
