@@ -135,7 +135,7 @@ class App:
         elif path.startswith(MODELS + "/"):
             path, route = MODELS, ("GET", self._model)
         method = "GET" if request.method == "HEAD" else request.method
-        exchange.on_over = functools.partial(self.metrics.answered, path if route else "other")
+        exchange.on_over = functools.partial(self._over, exchange, path if route else "other")
         if route is None:
             known = ", ".join([*self._routes, *([SHOWN] if self.options.admin_key else [])])
             self._fail(exchange, 404, f"there is no {show(request.path)} here; there are: {known}")
@@ -388,6 +388,10 @@ class App:
             return None
 
         return start
+
+    def _over(self, exchange: Exchange, endpoint: str, status: int) -> None:
+        self.metrics.answered(endpoint, status)
+        self.metrics.disconnects += exchange.gone
 
     def _may(self, exchange: Exchange, path: str) -> bool:
         if path != SHOWN and (not self.options.api_key or path == "/health"):
