@@ -62,10 +62,7 @@ class Answer:
 
     def start(self) -> None:
         """Begin to take items."""
-        if self.exchange.gone:
-            self._client_gone()
-            return
-        self.exchange.on_gone = self._client_gone
+        self.exchange.on_gone = self.close
         self.exchange.on_room = self._room
         loop = asyncio.get_running_loop()
         for feed in self._feeds:
@@ -123,10 +120,6 @@ class Answer:
             feed.stream.close()
         if feeds:
             self._on_end(self)
-
-    def _client_gone(self) -> None:
-        self.metrics.disconnects += 1
-        self.close()
 
     def _room(self) -> None:
         """Let held streams go on, from the one that found no room the last time: all get their turn."""

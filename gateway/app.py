@@ -45,6 +45,9 @@ MAX_ABORT_BYTES: Final = 16 << 10
 """The body of an abort, which is read where it is."""
 
 
+Handling = Callable[[Exchange], Coroutine[Any, Any, None]]
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How the endpoints behave.
@@ -57,7 +60,6 @@ class Options:
     incremental: bool = False
     api_key: str = ""
     admin_key: str = ""
-    version: str = __version__
 
 
 class Encoded(Refused):
@@ -135,7 +137,7 @@ class App:
         elif path.startswith(MODELS + "/"):
             path, route = MODELS, ("GET", self._model)
         method = "GET" if request.method == "HEAD" else request.method
-        exchange.on_over = functools.partial(self.metrics.answered, path if route else "other")
+        exchange.on_over = functools.partial(self._over, exchange, path if route else "other")
         if route is None:
             known = ", ".join([*self._routes, *([SHOWN] if self.options.admin_key else [])])
             self._fail(exchange, 404, f"there is no {show(request.path)} here; there are: {known}")
@@ -299,7 +301,7 @@ class App:
 
     def _server_info(self, exchange: Exchange) -> None:
         info = {
-            "version": self.options.version,
+            "version": __version__,
             "model": self.backend.name,
             "context_length": self.backend.model.context_length,
             "vocab_size": self.backend.model.vocab_size,
@@ -342,39 +344,15 @@ class App:
 
     # What they share.
 
-    def _in_task(
-        self, handler: Callable[[Exchange], Coroutine[Any, Any, None]], always: bool = False
-    ) -> Callable[[Exchange], None]:
+    def _in_task(self, handler: Handling, always: bool = False) -> Callable[[Exchange], None]:
         """Run a handler in a task of its own, which ends when the client goes; `always`: in a drain too."""
-
-        async def run(exchange: Exchange) -> None:
-            try:
-                await answer(exchange)
-            except Exception:
-                # Not even the refusal could be said. No answer would leave the client waiting for ever.
-                log.exception("%s could not be answered", exchange.request.path)
-                exchange.cut()
-
-        async def answer(exchange: Exchange) -> None:
-            try:
-                await handler(exchange)
-            except Refused as error:
-                self._refuse(exchange, error)
-            except Exception:
-                log.exception("%s failed", exchange.request.path)
-                if exchange.status:
-                    return exchange.cut()  # its answer has begun: another one cannot follow it
-                self._fail(exchange, 500, FAILED)
 
         def start(exchange: Exchange) -> None:
             if self.draining and not always:
                 message = "the server is draining: it finishes what runs and takes nothing new; try another"
                 exchange.request.keep_alive = False
                 return self._fail(exchange, 503, message)
-            task = asyncio.get_running_loop().create_task(run(exchange))
-
-            def gone() -> None:
-                task.cancel()
+            task = asyncio.get_running_loop().create_task(self._run(handler, exchange))
 
             def ended(_: object) -> None:
                 self._tasks.discard(task)
@@ -382,12 +360,33 @@ class App:
                 if task.cancelled():
                     self._fail(exchange, 503, STOPPING)
 
-            exchange.on_gone = gone
+            exchange.on_gone = task.cancel
             self._tasks.add(task)
             task.add_done_callback(ended)
             return None
 
         return start
+
+    async def _run(self, handler: Handling, exchange: Exchange) -> None:
+        try:
+            try:
+                await handler(exchange)
+            except Refused as error:
+                self._refuse(exchange, error)
+            except Exception:
+                log.exception("%s failed", exchange.request.path)
+                if exchange.status:
+                    exchange.cut()  # its answer has begun: another one cannot follow it
+                else:
+                    self._fail(exchange, 500, FAILED)
+        except Exception:
+            # Not even the refusal could be said. No answer would leave the client waiting for ever.
+            log.exception("%s could not be answered", exchange.request.path)
+            exchange.cut()
+
+    def _over(self, exchange: Exchange, endpoint: str, status: int) -> None:
+        self.metrics.answered(endpoint, status)
+        self.metrics.disconnects += exchange.gone
 
     def _may(self, exchange: Exchange, path: str) -> bool:
         if path != SHOWN and (not self.options.api_key or path == "/health"):

@@ -293,8 +293,8 @@ class Connection(asyncio.Protocol):
                     self.eof_received()
 
     def _next(self) -> None:
-        if self._transport is None or self._current is not None or not self._waiting:
-            return
+        if self._transport is None or not self._waiting:
+            return  # gone meanwhile
         request = self._waiting.popleft()
         if len(self._waiting) < self.owner.limits.pipelined:
             self._transport.resume_reading()

@@ -71,7 +71,7 @@ class Exchange:
         self.status = 0
         self.done = False
         self.gone = False
-        self.on_gone: Callable[[], None] | None = None
+        self.on_gone: Callable[[], object] | None = None
         self.on_room: Callable[[], None] | None = None
         self.on_over: Callable[[int], None] | None = None
 

@@ -83,10 +83,10 @@ class Metrics:
         self.others: list[Reading] = []
         """Figures that are other gateways' own: they stand beside this one's, with labels that say whose."""
 
-    def answered(self, endpoint: str, status: int) -> None:
+    def answered(self, endpoint: str, status: int, times: int = 1) -> None:
         """Count a response. `endpoint` is a known path or "other": a client cannot grow this table."""
         key = (endpoint, status)
-        self.responses[key] = self.responses.get(key, 0) + 1
+        self.responses[key] = self.responses.get(key, 0) + times
 
     def state(self, own: Iterable[Reading] = ()) -> bytes:
         """Pack every count, and what is this gateway's own, for another gateway to `add`."""
@@ -119,8 +119,7 @@ class Metrics:
         for name, count in zip(_COUNTS, other.counts, strict=True):
             setattr(self, name, getattr(self, name) + count)
         for endpoint, status, count in other.responses:
-            key = (endpoint, status)
-            self.responses[key] = self.responses.get(key, 0) + count
+            self.answered(endpoint, status, count)
         self.others += other.readings
 
     def _histograms(self) -> tuple[Histogram, ...]:

@@ -8,6 +8,7 @@ from math import inf
 
 import pytest
 from outfeed.gateway.app import Options
+from outfeed.gateway.backend import Stream
 from outfeed.gateway.limits import Limits
 
 from .conftest import LIMIT_S, Raw, Running, Serve, answer_of, eventually, parse_events, past
@@ -245,6 +246,23 @@ def test_a_client_that_leaves_closes_its_streams_at_once(serve: Serve, leave: ob
     eventually(lambda: running.app.metrics.disconnects == 1, "counted")
 
 
+def test_a_client_that_leaves_before_its_request_is_taken_counts_too(serve: Serve) -> None:
+    running = serve()
+    taken = asyncio.Event()
+
+    async def slowly(body: object) -> list[Stream]:
+        await taken.wait()
+        return []
+
+    running.backend.submit = slowly  # type: ignore[method-assign]
+    client = running.raw()
+    client.post("/generate", {"text": "x"})
+    eventually(lambda: running.app.live == 1, "being taken")
+    client.close()
+    eventually(lambda: running.app.idle, "given up")
+    assert running.app.metrics.disconnects == 1
+
+
 def test_two_hundred_clients_that_drop_close_two_hundred_streams(serve: Serve) -> None:
     running = serve()
     clients = [running.raw() for _ in range(200)]
@@ -471,7 +489,7 @@ def test_a_client_that_leaves_with_requests_behind_a_running_one_is_noticed(
         return played.closed and not running.server.connections.open
 
     eventually(noticed, "noticed")
-    assert running.app.metrics.disconnects == 1
+    eventually(lambda: running.app.metrics.disconnects == 1, "counted")
 
 
 def test_a_client_whose_machine_vanishes_is_noticed_by_the_kernel(serve: Serve) -> None:
