@@ -189,6 +189,16 @@ def test_a_table_that_disagrees_is_not_used_and_the_log_says_so(
             },
             False,
         ),
+        (
+            {
+                "type": "Sequence",
+                "decoders": [
+                    {"type": "ByteFallback"},
+                    {"type": "Replace", "pattern": {"String": "é"}, "content": "e"},
+                ],
+            },
+            False,
+        ),
         ({"type": "BPEDecoder", "suffix": "</w>"}, False),
         ({"type": "WordPiece", "prefix": "##", "cleanup": True}, False),
     ],
