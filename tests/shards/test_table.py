@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from outfeed.ring import NoRoom, segment
-from outfeed.shards import pipeline, table
+from outfeed.shards import pipeline, proof, table
 from outfeed.shards.decoder import Decoder
 from outfeed.shards.errors import TableError, TokenizerFileError
 from outfeed.shards.fallback import TokenizerText
@@ -121,6 +121,23 @@ def test_a_table_is_right_for_who_skips_special_tokens_and_for_who_does_not(
     assert disagreement(TokenTable(bytes(wrong), right.meta), tokenizer) is not None
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_each_token_is_proved_as_the_first_and_behind_another(
+    first: bool,
+    table_of: Tables,
+    tokenizer_of: Callable[[str], Tokenizer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not left to chance: a vocabulary has more tokens than random sequences try."""
+    monkeypatch.setattr(proof, "SEQUENCES", 0)
+    right, tokenizer = table_of("metaspace_unigram"), tokenizer_of("metaspace_unigram")
+    for token in range(0, right.meta.vocab, 9):
+        wrong = bytearray(right.buffer)
+        entry = table.HEADER_BYTES + table.ENTRY_BYTES * (token + first * right.meta.vocab)
+        wrong[entry : entry + 3] = bytes((1, table.KNOWN | table.CLEAN, 7))
+        assert disagreement(TokenTable(bytes(wrong), right.meta), tokenizer) is not None, token
+
+
 def test_a_vocabulary_of_special_tokens_alone_has_a_table(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.add_special_tokens(["<|end|>"])
@@ -168,6 +185,16 @@ def test_a_table_that_disagrees_is_not_used_and_the_log_says_so(
                 "decoders": [
                     {"type": "Fuse"},
                     {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"},
+                ],
+            },
+            False,
+        ),
+        (
+            {
+                "type": "Sequence",
+                "decoders": [
+                    {"type": "ByteFallback"},
+                    {"type": "Replace", "pattern": {"String": "é"}, "content": "e"},
                 ],
             },
             False,

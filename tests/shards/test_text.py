@@ -95,6 +95,22 @@ def test_any_bytes_become_what_python_makes_of_them(table_of: Tables, tokenizer_
         at = end
 
 
+def test_a_byte_token_is_what_the_tokenizer_takes_for_one(tmp_path: Path) -> None:
+    """Small letters and a sign are digits to its number parser; what only looks like a byte is text."""
+    sun, odd = ["<0xe6>", "<0x97>", "<0xA5>"], ["<0x+A>", "<0x-A>", "<0xG1>", "<0xé>", "<0x041>", "a<0x41>"]
+    vocab = {content: token for token, content in enumerate(["a", *sun, *odd])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="a"))
+    tokenizer.decoder = decoders.ByteFallback()
+    file = tmp_path / "tokenizer.json"
+    tokenizer.save(str(file))
+    table = TokenTable.compile(file)
+    assert not table.fallback
+    ids = [0, 1, 2, 3, 4, 1, 2, 3, *range(5, len(vocab)), 1, 2, 0]
+    assert tokenizer.decode(ids).startswith("a日\n日<0x-A><0xG1>")
+    for cuts in every_cut(len(ids)):
+        assert Driver(table).stream(ids, cuts).text.decode() == tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("strip", [1, 2, 3])
 def test_spaces_that_are_stripped_are_the_texts_first_wherever_it_begins(
     strip: int, tmp_path: Path, tokenizer_path: Callable[[str], Path]
