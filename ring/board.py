@@ -386,6 +386,10 @@ class Board:
         self._words.release()
         self._segment.close()
 
+    def has_name(self) -> bool:
+        """Whether the segment still has a name: nobody has removed it. Not to be asked of a closed one."""
+        return self._segment.has_name()
+
     def unlink(self) -> None:
         """Remove the segment; processes that have it open keep it until they close it."""
         unlink(self._segment.name)

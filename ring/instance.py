@@ -10,13 +10,13 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from ._core import lib
 from .board import Board, InstanceConfig, Phase, Role
 from .errors import NoRoom, RingError
-from .names import PREFIX, check_instance, doorbell_name, egress_name, is_doorbell, segment_name, split_name
+from .names import PREFIX, doorbell_name, egress_name, is_doorbell, segment_name, split_name
 from .ring import Ring
 from .segment import SHM, folder, free_bytes, in_use, listed, lock, sweep, unlink
 
@@ -24,6 +24,9 @@ STRAGGLERS_S: Final = 3.0
 LOOK_EVERY_NS: Final = 50_000_000
 # Another instance may be in the making, and the pages of a large one take the kernel some seconds.
 LONGEST_REGISTER_S: Final = 30.0
+
+Nap = Callable[[float], object]
+"""Sleeps for some seconds. What it raises ends what sleeps in it."""
 
 
 class InstanceRunning(RingError):
@@ -49,8 +52,10 @@ class Instance:
         self._look_again = 0
 
     @classmethod
-    def create(cls, config: InstanceConfig) -> Instance:
+    def create(cls, config: InstanceConfig, nap: Nap = time.sleep) -> Instance:
         """Make every segment of a new instance, after removing what a dead one of that name left.
+
+        It may have to wait for others, in `nap`: for processes of the dead one, then for the register.
 
         Raises:
             InstanceRunning: a live process has that instance open.
@@ -58,9 +63,8 @@ class Instance:
             NoSharedMemory: there is none that can be used.
             BadInstanceName, BadCapacity: the configuration cannot be used.
         """
-        check_instance(config.instance)
-        _wait_for_stragglers(config.instance)
-        with _register():
+        _wait_for_stragglers(config.instance, nap)
+        with _register(nap):
             _refuse_live(config.instance)
             made: list[Ring] = []
             free = free_bytes()  # before anything is made: what an operator sees, and can compare
@@ -71,8 +75,8 @@ class Instance:
                 return cls(Board.create(config), made)
             except BaseException as error:
                 for ring in made:
-                    ring.unlink()
-                    ring.close()
+                    ring.close()  # its files may be what a look at the folder lacks
+                _unlink_all(config.instance)
                 if isinstance(error, NoRoom) and (needed := _bytes(config)) > free:
                     raise NoRoom(f"instance {config.instance!r}", needed, free) from None
                 raise
@@ -161,15 +165,14 @@ class Instance:
         self.board.close()
 
     def remove(self) -> None:
-        """Remove every segment of the instance. For its launcher, when its children have ended.
+        """Remove every segment of the instance, then `close`. For its launcher, when its children have ended.
 
         A process that still has one open keeps its memory until it lets go. Doorbells go with their owners;
         those of the dead go now.
         """
-        with _register():
-            for what in listed(segment_name(self.name, "")):
-                if not is_doorbell(what):
-                    unlink(what)
+        with _register(time.sleep):
+            if self.board.has_name():  # else somebody has removed it, and what is there may be another one's
+                _unlink_all(self.name)
             sweep(segment_name(self.name, ""))
 
 
@@ -178,9 +181,12 @@ def running() -> list[str]:
     return sorted({names[0] for name in listed(PREFIX) if (names := split_name(name)) and _is_live(names[0])})
 
 
-def sweep_dead() -> list[str]:
-    """Remove what dead instances left in /dev/shm; return their names. A live one is never touched."""
-    with _register():
+def sweep_dead(nap: Nap = time.sleep) -> list[str]:
+    """Remove what dead instances left in /dev/shm; return their names. A live one is never touched.
+
+    It waits for the register in `nap`.
+    """
+    with _register(nap):
         names = {names[0] for name in listed(PREFIX) if (names := split_name(name))}
         dead = sorted(name for name in names if not _is_live(name))
         return [name for name in dead if sweep(segment_name(name, ""))]
@@ -206,7 +212,7 @@ def _bytes(config: InstanceConfig) -> int:
 
 
 @contextlib.contextmanager
-def _register() -> Iterator[None]:
+def _register(nap: Nap) -> Iterator[None]:
     """Hold the register: no instance is made or swept by another process meanwhile.
 
     The lock is on the folder itself, so it leaves no file and a dead holder's lock is gone with it. Anybody
@@ -214,7 +220,7 @@ def _register() -> Iterator[None]:
     """
     shm = folder()
     try:
-        lock(shm, fcntl.LOCK_EX, str(SHM), LONGEST_REGISTER_S)
+        lock(shm, fcntl.LOCK_EX, str(SHM), LONGEST_REGISTER_S, nap)
         yield
     finally:
         os.close(shm)
@@ -225,14 +231,21 @@ def _is_live(instance: str) -> bool:
     return any(in_use(name) for name in leftovers(instance) if not is_doorbell(name))
 
 
-def _wait_for_stragglers(instance: str) -> None:
+def _unlink_all(instance: str) -> None:
+    """Remove every segment of an instance; doorbells are their owners'. For who has the register."""
+    for what in leftovers(instance):
+        if not is_doorbell(what):
+            unlink(what)
+
+
+def _wait_for_stragglers(instance: str, nap: Nap) -> None:
     """Give processes of a dead instance, which look for their launcher now and then, time to notice."""
     deadline = time.monotonic() + STRAGGLERS_S
     while time.monotonic() < deadline and _is_live(instance):
         try:
             Instance.attach(instance).close()
         except InstanceGone:
-            time.sleep(0.02)
+            nap(0.02)
             continue
         return  # it is alive and well: `_refuse_live` says so
 
@@ -245,8 +258,9 @@ def _refuse_live(instance: str) -> None:
         running = Instance.attach(instance)
     except InstanceGone:
         raise InstanceRunning(
-            f"instance {instance!r} is dead, but a process still has it open {STRAGGLERS_S:.0f} s later: "
-            f"end it (fuser -v /dev/shm/{segment_name(instance, '*')} names it), or choose another --instance"
+            f"instance {instance!r} is dead, but a process still has it open {STRAGGLERS_S:.0f} s later, or "
+            f"another user has its files: end it (fuser -v /dev/shm/{segment_name(instance, '*')} names it, "
+            "ls -l whose they are), or choose another --instance"
         ) from None
     launcher = running.board.launcher
     pid = launcher.pid if launcher else "unknown"

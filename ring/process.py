@@ -92,13 +92,15 @@ class Signals:
     def __init__(self, *numbers: signal.Signals) -> None:
         self._read, write = os.pipe()
         os.set_blocking(write, False)
+        self._poll = select.poll()  # not `select`, which takes no descriptor above 1023
+        self._poll.register(self._read, select.POLLIN)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in numbers:
             signal.signal(number, lambda *_: None)
 
     def wait(self, seconds: float) -> signal.Signals | None:
         """Return the next signal, or None after `seconds`."""
-        if not select.select([self._read], [], [], seconds)[0]:
+        if not self._poll.poll(seconds * 1000):
             return None
         return signal.Signals(os.read(self._read, 1)[0])
 

@@ -119,10 +119,10 @@ def free_bytes() -> int:
     return room.f_bavail * room.f_frsize
 
 
-def lock(fd: int, how: int, path: str, longest: float) -> None:
+def lock(fd: int, how: int, path: str, longest: float, nap: Callable[[float], object]) -> None:
     """Take a flock that nobody is expected to withhold for long; any user may, on what it can open.
 
-    Raises LockHeld when it cannot be had within `longest` seconds.
+    Raises LockHeld when it cannot be had within `longest` seconds, and what `nap`, in which it waits, raises.
     """
     deadline = time.monotonic() + longest
     while True:
@@ -132,7 +132,7 @@ def lock(fd: int, how: int, path: str, longest: float) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise LockHeld(path, longest) from None
-        time.sleep(_LOCK_AGAIN_S)
+        nap(_LOCK_AGAIN_S)
 
 
 def _reserve(name: str, fd: int, size: int) -> None:
@@ -174,6 +174,9 @@ def create(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
         try:
             # A folder makes CPython use linkat(2), the only call that follows /proc/self/fd/N.
             os.link(f"/proc/self/fd/{fd}", path, dst_dir_fd=shm, follow_symlinks=True)
+        except FileExistsError:
+            why = "taken, and by what no start removes: end who has it, or remove it if it is nobody's"
+            raise FileExistsError(errno.EEXIST, why, path) from None
         finally:
             os.close(shm)
         return segment
@@ -203,7 +206,7 @@ def attach(name: str) -> Segment:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise _not_ours(name, found)
-        lock(fd, fcntl.LOCK_SH, _path(name), LONGEST_LOCK_S)
+        lock(fd, fcntl.LOCK_SH, _path(name), LONGEST_LOCK_S, time.sleep)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
             raise NotARing(f"segment {name!r} is not a file with anything in it ({found.st_size} bytes)")
@@ -275,12 +278,11 @@ def _lock_if_stale(name: str) -> int | None:
 
 def in_use(name: str) -> bool:
     """Whether a live process has the segment (or doorbell)."""
-    if not os.path.exists(_path(name)):
-        return False
     fd = _lock_if_stale(name)
-    if fd is not None:
-        os.close(fd)
-    return fd is None
+    if fd is None:
+        return os.path.exists(_path(name))
+    os.close(fd)
+    return False
 
 
 def sweep(prefix: str) -> list[str]:

@@ -63,6 +63,10 @@ class LaunchError(RuntimeError):
     """The instance could not be started; the message says why and what to do."""
 
 
+class _Stopped(Exception):
+    """The launcher was told to stop while it waited for others to let it begin."""
+
+
 class Launcher:
     """One instance's life, from its segments to their removal. From when it is made, it hears the signals."""
 
@@ -82,9 +86,11 @@ class Launcher:
             LaunchError: the instance could not be started.
         """
         try:
-            for name in sweep_dead():
+            for name in sweep_dead(self._nap):
                 log.warning("removed what the dead instance %r had left in /dev/shm", name)
-            instance = Instance.create(self._config)
+            instance = Instance.create(self._config, self._nap)
+        except _Stopped:
+            return 0
         except (RingError, OSError) as error:
             why = refusal(error) if isinstance(error, OSError) else None
             raise LaunchError(why or str(error)) from error
@@ -96,6 +102,14 @@ class Launcher:
             except RingError as error:
                 log.error("what is left in /dev/shm stays there until an instance is started: %s", error)
             instance.close()
+
+    def _told_to_stop(self, seconds: float) -> bool:
+        """Wait so long for a signal while nothing can be drained; whether one came that ends the launcher."""
+        return self._signals.wait(seconds) in (signal.SIGINT, signal.SIGTERM)
+
+    def _nap(self, seconds: float) -> None:
+        if self._told_to_stop(seconds):
+            raise _Stopped
 
     def _serve(self, instance: Instance) -> int:
         from .shard import run_shard
@@ -175,7 +189,7 @@ class Launcher:
                 f"not started: no process for the tokenizer could be forked ({error})"
             ) from error
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-            if self._signals.wait(CHECK_EVERY_S) in (signal.SIGINT, signal.SIGTERM):
+            if self._told_to_stop(CHECK_EVERY_S):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 return False

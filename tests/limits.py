@@ -38,6 +38,11 @@ def failing_at(at: int, times: int = 1) -> Iterator[None]:
         gc.enable()
 
 
+def at_most_files(limit: int) -> AbstractContextManager[None]:
+    """No descriptor from `limit` on is given out: an open that would have it fails with EMFILE."""
+    return _at_most(resource.RLIMIT_NOFILE, limit)
+
+
 def no_more_files() -> AbstractContextManager[None]:
     """Every further open fails with EMFILE, as in a process that has as many as it may."""
     return _at_most(resource.RLIMIT_NOFILE, 0)

@@ -22,8 +22,8 @@ GATE, PLACE = Path(sys.argv[1]), sys.argv[2]
 
 
 def slow(really: Any) -> Any:
-    def stands_still(given: Any) -> Any:
-        made = really(given)
+    def stands_still(*given: Any) -> Any:
+        made = really(*given)
         unseen = GATE.with_suffix(".new")
         unseen.write_text(str(os.getpid()), encoding="ascii")
         unseen.rename(GATE)

@@ -1,6 +1,7 @@
 """The launcher: an instance's life, its death in every way, and what is left afterwards."""
 
 import argparse
+import fcntl
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from outfeed.ring import segment
 from outfeed.ring._core import lib
 from outfeed.ring.board import MAX_LANE_BYTES, MIN_LANE_BYTES, Role
 from outfeed.ring.instance import Instance, leftovers
@@ -56,6 +58,12 @@ def name() -> str:
     return unique("launch")
 
 
+def links_to(file: Path) -> str:
+    with suppress(FileNotFoundError):  # closed meanwhile
+        return os.readlink(file)
+    return ""
+
+
 def held(part: str, instance: str, tokenizer: Path, gate: Path) -> "subprocess.Popen[str]":
     """Start a launcher that is held, while `gate` exists, as it makes its segments or its tokenizer's table.
 
@@ -92,6 +100,25 @@ def test_a_launcher_told_to_end_while_it_starts_leaves_nothing(small_tokenizer: 
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 0, err
     assert "Traceback" not in err
+    assert leftovers(instance) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_told_to_end_while_others_keep_it_from_starting_does(
+    small_tokenizer: Path, how: signal.Signals
+) -> None:
+    """At once, and not when whoever has /dev/shm locked lets go of it, or half a minute is over."""
+    instance, shm = name(), segment.folder()
+    fcntl.flock(shm, fcntl.LOCK_SH)
+    try:
+        launcher = start_launcher(instance, "--tokenizer", str(small_tokenizer))
+        files = Path(f"/proc/{launcher.pid}/fd")
+        until("it to want the lock", lambda: any(links_to(file) == "/dev/shm" for file in files.iterdir()))
+        launcher.send_signal(how)
+        _, err = launcher.communicate(timeout=60)
+    finally:
+        os.close(shm)
+    assert (launcher.returncode, err) == (0, "")
     assert leftovers(instance) == []
 
 

@@ -1,19 +1,18 @@
 """An instance: made whole or not at all, found by name, removed when nobody lives."""
 
 import fcntl
+import itertools
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from outfeed.ring import Doorbell, Ring, segment
-from outfeed.ring.board import Board, InstanceConfig, Role
+from outfeed.ring.board import Board, InstanceConfig, Phase, Role
 from outfeed.ring.errors import BadCapacity, LockHeld, NoRoom
 from outfeed.ring.instance import (
     LOOK_EVERY_NS,
@@ -36,7 +35,7 @@ from outfeed.ring.owner import Owner
 
 from tests.eventually import until
 from tests.instances import small_config
-from tests.limits import locks
+from tests.limits import at_most_files, locks
 
 LAUNCHER = 4  # the word of the header that names it
 
@@ -79,18 +78,35 @@ def test_a_sweep_leaves_the_living_alone(instance: Instance) -> None:
     assert leftovers(instance.name) == before
 
 
+def made_by_another(wanted: InstanceConfig) -> int:
+    """Have a process make an instance, which it has until it is killed; return its pid."""
+    made = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        kept = None
+        try:
+            kept = Instance.create(wanted)
+            os.write(made[1], b"m")
+            signal.pause()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+        del kept
+    os.close(made[1])
+    assert os.read(made[0], 1) == b"m"
+    os.close(made[0])
+    return pid
+
+
 def test_what_a_killed_launcher_left_is_found_and_removed_by_the_next() -> None:
     wanted = small_config("ring")
-    code = (
-        "import os, signal, sys, msgspec; from outfeed.ring.instance import Instance;"
-        "from outfeed.ring.board import InstanceConfig;"
-        "i = Instance.create(msgspec.json.decode(sys.argv[1], type=InstanceConfig));"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    subprocess.run([sys.executable, "-c", code, msgspec.json.encode(wanted).decode()], check=False)
-    assert leftovers(wanted.instance)
+    pid, shm = made_by_another(wanted), segment.folder()
+    fcntl.flock(shm, fcntl.LOCK_EX)  # the next may be a start in another test
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(leftovers(wanted.instance)) == 5
     with pytest.raises(InstanceGone, match="is dead"):
         Instance.attach(wanted.instance)
+    os.close(shm)
     again = Instance.create(wanted)
     again.remove()
     again.close()
@@ -129,18 +145,8 @@ def test_an_instance_without_room_tells_what_was_free_before_it_began(
 @pytest.fixture
 def straggler() -> Iterator[Ring]:
     """What this process has of an instance whose launcher was killed; without it any start would sweep it."""
-    wanted, made = small_config("ring"), os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with Instance.create(wanted).step():
-                os.write(made[1], b"m")
-                signal.pause()
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.close(made[1])
-    assert os.read(made[0], 1) == b"m"
-    os.close(made[0])
+    wanted = small_config("ring")
+    pid = made_by_another(wanted)
     ring = Ring.attach(segment_name(wanted.instance, "step"))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -167,18 +173,17 @@ def test_a_dead_instance_is_nobodys_once_the_last_process_let_go_of_it(straggler
     until("it to be swept", lambda: (sweep_dead(), leftovers(instance))[1] == [])
 
 
-def test_a_start_waits_for_processes_that_notice_later_that_their_launcher_is_dead(
-    straggler: Ring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_waits_for_processes_that_notice_later_that_their_launcher_is_dead(straggler: Ring) -> None:
     naps: list[float] = []
 
     def nap(seconds: float) -> None:
         naps.append(seconds)
         if len(naps) == 3:
             straggler.close()
+        time.sleep(seconds)
 
-    monkeypatch.setattr(time, "sleep", nap)
-    again = Instance.create(small_config("ring", instance=of(straggler)))
+    again = Instance.create(small_config("ring", instance=of(straggler)), nap)
+    assert naps[:3] == [0.02] * 3
     again.remove()
     again.close()
 
@@ -190,6 +195,17 @@ def test_a_process_that_never_lets_go_of_a_dead_instance_is_an_error_that_names_
     instance = of(straggler)
     with pytest.raises(InstanceRunning, match=rf"dead, but .*fuser -v /dev/shm/outfeed-{instance}\.\*"):
         Instance.create(small_config("ring", instance=instance))
+
+
+def test_a_name_that_no_start_makes_free_is_an_error_that_names_it() -> None:
+    wanted = small_config("ring")
+    folder = Path("/dev/shm", segment_name(wanted.instance, "step"))
+    folder.mkdir()
+    with pytest.raises(FileExistsError, match=f"taken.*: end who has it, or remove it.*: '{folder}'"):
+        Instance.create(wanted)
+    assert folder.is_dir()
+    assert leftovers(wanted.instance) == []
+    folder.rmdir()
 
 
 def test_a_live_instance_is_refused_at_once(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +235,57 @@ def test_nothing_is_made_or_removed_while_another_has_the_register(
             attempt()
     os.close(shm)
     assert (leftovers(instance.name), leftovers(wanted.instance)) == (before, [])
+
+
+class Told(Exception):
+    """Who waits was told to stop."""
+
+
+def stop(_: float) -> None:
+    raise Told
+
+
+def test_who_waits_for_others_may_be_told_to_stop(straggler: Ring) -> None:
+    with pytest.raises(Told):
+        Instance.create(small_config("ring", instance=of(straggler)), stop)
+    shm, wanted = segment.folder(), small_config("ring")
+    fcntl.flock(shm, fcntl.LOCK_SH)
+    for attempt in (lambda: Instance.create(wanted, stop), lambda: sweep_dead(stop)):
+        with pytest.raises(Told):
+            attempt()
+    os.close(shm)
+    assert leftovers(wanted.instance) == []
+
+
+def test_an_instance_that_finds_too_few_files_leaves_nothing() -> None:
+    """Not even when there is none left to look at the folder with."""
+    wanted = small_config("ring")
+    for limit in range(1000):
+        made = None
+        with suppress(OSError), at_most_files(limit):
+            made = Instance.create(wanted)
+        if made is not None:
+            made.remove()
+            made.close()
+            assert limit > 10
+            return
+        assert leftovers(wanted.instance) == []
+    pytest.fail("no limit was enough")
+
+
+def test_a_ring_that_was_made_and_cannot_be_used_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    attached, so_far = Ring.__init__, itertools.count()
+
+    def find_no_memory(ring: Ring, opened: segment.Segment) -> None:
+        if next(so_far) == 2:
+            raise MemoryError
+        attached(ring, opened)
+
+    monkeypatch.setattr(Ring, "__init__", find_no_memory)
+    wanted = small_config("ring")
+    with pytest.raises(MemoryError):
+        Instance.create(wanted)
+    assert leftovers(wanted.instance) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError("not so")])
@@ -268,7 +335,8 @@ def test_an_instance_that_names_no_launcher_is_gone(
 
 
 @pytest.mark.parametrize("board_too", [False, True])
-def test_a_launcher_lets_go_of_the_rings_once_others_have_them(instance: Instance, board_too: bool) -> None:
+def test_a_launcher_lets_go_of_the_rings_once_others_have_them(board_too: bool) -> None:
+    instance = Instance.create(small_config("ring", shards=3, readers=2))
     board = segment_name(instance.name, "board")
     names = [name for name in leftovers(instance.name) if name != board]
     assert len(names) == 5
@@ -280,6 +348,8 @@ def test_a_launcher_lets_go_of_the_rings_once_others_have_them(instance: Instanc
     assert not inodes & {line.split()[4] for line in maps if " /dev/shm/" in line}
     if not board_too:
         assert segment.in_use(board)
+    instance.board.close()
+    segment.sweep(segment_name(instance.name, ""))
 
 
 def test_a_ring_has_lanes_for_who_writes_it_and_cursors_for_who_reads_it() -> None:
@@ -306,3 +376,27 @@ def test_a_removed_instance_leaves_the_doorbells_of_the_living(instance: Instanc
         assert leftovers(instance.name) == [mine.name]
         assert step.stats().lanes[0].frames == 0
     mine.close()
+
+
+def test_who_removes_its_instance_leaves_a_later_one_of_that_name(instance: Instance) -> None:
+    """Somebody took it for dead and removed its files by hand, and another was started."""
+    for what in leftovers(instance.name):
+        segment.unlink(what)
+    later = Instance.create(instance.config)
+    there = leftovers(instance.name)
+    instance.remove()
+    assert leftovers(instance.name) == there
+    later.remove()
+    later.close()
+    assert leftovers(instance.name) == []
+
+
+def test_an_instance_ends_when_its_launcher_begins_to_stop_it(instance: Instance) -> None:
+    seen = Instance.attach(instance.name)
+    assert seen.alive
+    instance.board.phase = Phase.STOPPING
+    assert not seen.alive
+    instance.remove()
+    with pytest.raises(InstanceGone, match=rf"{instance.name!r} has ended: its segment \S+\.step is gone"):
+        seen.step()
+    seen.close()

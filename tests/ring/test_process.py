@@ -93,3 +93,16 @@ def test_what_is_loaded_is_passed_over_by_garbage_collections() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"] * 5
+
+
+def test_a_process_with_many_files_hears_its_signals() -> None:
+    """A careless parent may have left them; or it has that many rings and clients."""
+    script = (
+        "import os, signal; from outfeed.ring.process import Signals, raise_file_limit; raise_file_limit(); "
+        "many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]; "
+        "signals = Signals(signal.SIGTERM, signal.SIGHUP); print(signals.wait(0)); "
+        "os.kill(os.getpid(), signal.SIGHUP); os.kill(os.getpid(), signal.SIGTERM); "
+        "print(*sorted([signals.wait(60).name, signals.wait(60).name])); print(signals.wait(0.001))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "SIGHUP", "SIGTERM", "None"]
