@@ -156,17 +156,19 @@ def test_a_replacement_character_of_the_outputs_own_is_said(
             assert heard.text.decode() == "\ufffd\ufffde"
 
 
-@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
+@pytest.mark.parametrize("name", BYTE_TOKENIZERS)
 @pytest.mark.parametrize("begun", [1, 2])
-def test_a_replacement_character_that_the_prompts_run_began_is_not_said_again(
-    name: str, begun: int, table_of: Tables, tokenizer_of: Tokenizers
+@pytest.mark.parametrize("text", ["\ufffd日e", "\ufffd"])
+def test_a_replacement_character_that_the_prompt_began_is_not_said_again(
+    name: str, begun: int, text: str, table_of: Tables, tokenizer_of: Tokenizers
 ) -> None:
-    of_byte = byte_ids(tokenizer_of(name))
-    spelled = [of_byte[byte] for byte in "\ufffd日e".encode()]
+    tokenizer = tokenizer_of(name)
+    of_byte, word = byte_ids(tokenizer), tokenizer.encode("the", add_special_tokens=False).ids[-1]
+    spelled = [*(of_byte[byte] for byte in text.encode()), word]
     for cuts in every_cut(len(spelled) - begun):
         driver = Driver(table_of(name))
         heard = driver.stream(spelled[begun:], cuts, prompt=[of_byte[0x65], *spelled[:begun]])
-        assert heard.text.decode() == "日e"
+        assert heard.text.decode() == text[1:] + tokenizer.decode([of_byte[0x65], word])[1:]
 
 
 @pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])

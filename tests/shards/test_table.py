@@ -192,6 +192,13 @@ def test_a_table_that_disagrees_is_not_used_and_the_log_says_so(
         (
             {
                 "type": "Sequence",
+                "decoders": [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 256, "stop": 0}],
+            },
+            False,
+        ),
+        (
+            {
+                "type": "Sequence",
                 "decoders": [
                     {"type": "ByteFallback"},
                     {"type": "Replace", "pattern": {"String": "é"}, "content": "e"},
@@ -217,6 +224,17 @@ def test_every_decoder_is_compiled_right_or_left_to_the_tokenizer(
     driver = Driver(made)
     for cuts in ([], list(range(1, len(ids)))):
         assert driver.stream(ids, cuts).text.decode() == tokenizer.decode(ids)
+
+
+def test_each_token_is_stripped_of_no_more_than_was_asked(tmp_path: Path) -> None:
+    words = ["tttxttt", "ttx", "xtt", "x"]
+    tokenizer = Tokenizer(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="x"))
+    tokenizer.decoder = decoders.Strip("t", 2, 1)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    made = TokenTable.compile(tmp_path)
+    assert not made.fallback
+    assert Driver(made).stream([0, 1, 2, 3, 0], [2]).text == b"txttxxtxtxtt"
+    assert tokenizer.decode([0, 1, 2, 3, 0]) == "txttxxtxtxtt"
 
 
 def test_a_tokenizer_that_crashes_is_refused(tmp_path: Path, tokenizer_path: Callable[[str], Path]) -> None:
