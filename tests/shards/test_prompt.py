@@ -6,13 +6,14 @@ A shard has a prompt's last 64 ids. With a token per byte these begin, and end, 
 import random
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.shards.fallback import TokenizerText
 from outfeed.shards.table import TokenTable
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from .driver import Driver, every_cut
 from .tokenizers_here import byte_ids
@@ -88,6 +89,28 @@ def test_a_prompt_that_is_a_broken_character_has_a_text(table_of: Tables, tokeni
     assert tokenizer.decode([byte_ids(tokenizer)[0xE6], *ids]) == "\ufffd the"
     heard = Driver(table_of("metaspace_bpe")).stream(ids, prompt=[byte_ids(tokenizer)[0xE6]])
     assert heard.text.decode() == " the"
+
+
+@pytest.mark.parametrize("strip", [1, 2, 3])
+@pytest.mark.parametrize("name", ["metaspace_bpe", "bytelevel_added"])
+def test_a_prompt_of_bytes_alone_begins_the_text(
+    name: str, strip: int, tmp_path: Path, tokenizer_path: Callable[[str], Path]
+) -> None:
+    """What spaces it leaves to be stripped is the output's, and none behind a character, a broken one too."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_path(name)))
+    joined = [tokenizer.decoder] if name == "bytelevel_added" else [decoders.ByteFallback()]
+    steps = [decoders.Replace("▁", " "), *joined, decoders.Fuse(), decoders.Strip(" ", strip, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    table, of_byte = TokenTable.compile(tmp_path), byte_ids(tokenizer)
+    assert not table.fallback
+    ids = [*tokenizer.encode("  the", add_special_tokens=False).ids, of_byte[0x20], of_byte[0x65]]
+    for begun in (b" ", b"  ", b"e", b" e", "日".encode(), b"\xe6", b" \xe6"):
+        prompt = [of_byte[byte] for byte in begun]
+        for cuts in every_cut(len(ids)):
+            heard = Driver(table).stream(ids, cuts, prompt=prompt)
+            want = tokenizer.decode(prompt + ids)[len(tokenizer.decode(prompt)) :]
+            assert heard.text.decode() == want, begun
 
 
 @pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_unigram", "metaspace_stripped"])
