@@ -265,6 +265,16 @@ def test_a_text_that_no_frame_has_room_for_fails_its_request_alone(
     assert kernel.decode(core, 0, 0, []).doubled == 3  # it has ended
 
 
+def test_matched_ids_are_no_text_to_be_found(table_of: Tables, tokenizer_of: Tokenizers) -> None:
+    """Even where their bytes spell some of it."""
+    vocab = tokenizer_of("bytelevel_added").get_vocab()
+    kernel = Kernel(table_of("bytelevel_added").buffer)
+    kernel.register(1, 0, [], b"", 0)
+    ids = np.array([vocab[letter] for letter in "xabcd"], "<i4")
+    made = kernel.decode(step([1], [5], ids), 0, 0, [Finish(0, END_TOKENS, b"abcd")])
+    assert (bytes(made.text), made.counts.tolist()) == (b"xabcd", [5])
+
+
 def test_joined_steps_have_neither_ready_made_text_nor_ends_of_tokens(table_of: Tables) -> None:
     core, ready = step([1], [1], np.zeros(1, "<i4")), Ready(b"", np.zeros(2, "<u4"))
     kernel = Kernel(table_of("bytelevel_added").buffer)

@@ -6,13 +6,14 @@ A shard has a prompt's last 64 ids. With a token per byte these begin, and end, 
 import random
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.shards.fallback import TokenizerText
 from outfeed.shards.table import TokenTable
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from .driver import Driver, every_cut
 from .tokenizers_here import byte_ids
@@ -90,6 +91,28 @@ def test_a_prompt_that_is_a_broken_character_has_a_text(table_of: Tables, tokeni
     assert heard.text.decode() == " the"
 
 
+@pytest.mark.parametrize("strip", [1, 2, 3])
+@pytest.mark.parametrize("name", ["metaspace_bpe", "bytelevel_added"])
+def test_a_prompt_of_bytes_alone_begins_the_text(
+    name: str, strip: int, tmp_path: Path, tokenizer_path: Callable[[str], Path]
+) -> None:
+    """What spaces it leaves to be stripped is the output's, and none behind a character, a broken one too."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_path(name)))
+    joined = [tokenizer.decoder] if name == "bytelevel_added" else [decoders.ByteFallback()]
+    steps = [decoders.Replace("▁", " "), *joined, decoders.Fuse(), decoders.Strip(" ", strip, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    table, of_byte = TokenTable.compile(tmp_path), byte_ids(tokenizer)
+    assert not table.fallback
+    ids = [*tokenizer.encode("  the", add_special_tokens=False).ids, of_byte[0x20], of_byte[0x65]]
+    for begun in (b" ", b"  ", b"e", b" e", "日".encode(), b"\xe6", b" \xe6"):
+        prompt = [of_byte[byte] for byte in begun]
+        for cuts in every_cut(len(ids)):
+            heard = Driver(table).stream(ids, cuts, prompt=prompt)
+            want = tokenizer.decode(prompt + ids)[len(tokenizer.decode(prompt)) :]
+            assert heard.text.decode() == want, begun
+
+
 @pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_unigram", "metaspace_stripped"])
 def test_what_is_kept_of_a_prompt_may_say_nothing(
     name: str, table_of: Tables, tokenizer_of: Tokenizers
@@ -156,17 +179,19 @@ def test_a_replacement_character_of_the_outputs_own_is_said(
             assert heard.text.decode() == "\ufffd\ufffde"
 
 
-@pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])
+@pytest.mark.parametrize("name", BYTE_TOKENIZERS)
 @pytest.mark.parametrize("begun", [1, 2])
-def test_a_replacement_character_that_the_prompts_run_began_is_not_said_again(
-    name: str, begun: int, table_of: Tables, tokenizer_of: Tokenizers
+@pytest.mark.parametrize("text", ["\ufffd日e", "\ufffd"])
+def test_a_replacement_character_that_the_prompt_began_is_not_said_again(
+    name: str, begun: int, text: str, table_of: Tables, tokenizer_of: Tokenizers
 ) -> None:
-    of_byte = byte_ids(tokenizer_of(name))
-    spelled = [of_byte[byte] for byte in "\ufffd日e".encode()]
+    tokenizer = tokenizer_of(name)
+    of_byte, word = byte_ids(tokenizer), tokenizer.encode("the", add_special_tokens=False).ids[-1]
+    spelled = [*(of_byte[byte] for byte in text.encode()), word]
     for cuts in every_cut(len(spelled) - begun):
         driver = Driver(table_of(name))
         heard = driver.stream(spelled[begun:], cuts, prompt=[of_byte[0x65], *spelled[:begun]])
-        assert heard.text.decode() == "日e"
+        assert heard.text.decode() == text[1:] + tokenizer.decode([of_byte[0x65], word])[1:]
 
 
 @pytest.mark.parametrize("name", ["metaspace_bpe", "metaspace_stripped"])

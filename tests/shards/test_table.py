@@ -168,6 +168,17 @@ def test_a_table_that_disagrees_is_not_used_and_the_log_says_so(
         ({"type": "Fuse"}, True),
         ({"type": "Sequence", "decoders": []}, True),
         ({"type": "Replace", "pattern": {"Regex": "▁+"}, "content": " "}, True),
+        ({"type": "Replace", "pattern": {"Regex": "▁"}, "content": "\\1"}, True),
+        (
+            {
+                "type": "Sequence",
+                "decoders": [
+                    {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
+                    {"type": "Fuse"},
+                ],
+            },
+            True,
+        ),
         ({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": True}, True),
         ({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}, True),
         ({"type": "ByteFallback"}, True),
@@ -186,6 +197,13 @@ def test_a_table_that_disagrees_is_not_used_and_the_log_says_so(
                     {"type": "Fuse"},
                     {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"},
                 ],
+            },
+            False,
+        ),
+        (
+            {
+                "type": "Sequence",
+                "decoders": [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 256, "stop": 0}],
             },
             False,
         ),
@@ -217,6 +235,17 @@ def test_every_decoder_is_compiled_right_or_left_to_the_tokenizer(
     driver = Driver(made)
     for cuts in ([], list(range(1, len(ids)))):
         assert driver.stream(ids, cuts).text.decode() == tokenizer.decode(ids)
+
+
+def test_each_token_is_stripped_of_no_more_than_was_asked(tmp_path: Path) -> None:
+    words = ["tttxttt", "ttx", "xtt", "x"]
+    tokenizer = Tokenizer(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="x"))
+    tokenizer.decoder = decoders.Strip("t", 2, 1)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    made = TokenTable.compile(tmp_path)
+    assert not made.fallback
+    assert Driver(made).stream([0, 1, 2, 3, 0], [2]).text == b"txttxxtxtxtt"
+    assert tokenizer.decode([0, 1, 2, 3, 0]) == "txttxxtxtxtt"
 
 
 def test_a_tokenizer_that_crashes_is_refused(tmp_path: Path, tokenizer_path: Callable[[str], Path]) -> None:
@@ -276,9 +305,16 @@ def test_what_is_no_table_is_refused(name: str, table_of: Tables) -> None:
     with pytest.raises(TableError, match=name):
         TokenTable.attach(name)
     whole = bytes(table_of("no_decoder").buffer)
-    for wrong in (whole[:40], whole[:-1], b"X" + whole[1:], whole[:8] + b"\x09" + whole[9:]):
+    TokenTable.open(whole)
+    for wrong in (
+        whole[:40],
+        whole[:-1],
+        b"X" + whole[1:],
+        whole[:8] + b"\x09" + whole[9:],
+        whole[:-1] + b"x",  # the end of what it says about itself
+    ):
         with pytest.raises(TableError):
-            Kernel(TokenTable.open(wrong).buffer)
+            TokenTable.open(wrong)
 
 
 def test_a_table_too_large_for_shared_memory_says_so(name: str) -> None:
@@ -342,6 +378,14 @@ def test_every_token_has_bytes_and_nothing_else_has(
         else:
             assert found is not None
             assert found.decode(errors="replace").lstrip(" ") == decoder.token_text(token).lstrip(" ")
+
+
+def test_a_long_token_has_its_bytes_where_the_first_token_differs(tmp_path: Path) -> None:
+    words = ["a", "b" * 40, "c" * 50]
+    tokenizer = Tokenizer(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="a"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    made = TokenTable.compile(tmp_path)
+    assert [made.bytes_of(token) for token in range(3)] == [f" {word}".encode() for word in words]
 
 
 HEADER = (

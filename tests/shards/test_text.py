@@ -97,7 +97,7 @@ def test_any_bytes_become_what_python_makes_of_them(table_of: Tables, tokenizer_
 
 def test_a_byte_token_is_what_the_tokenizer_takes_for_one(tmp_path: Path) -> None:
     """Small letters and a sign are digits to its number parser; what only looks like a byte is text."""
-    sun, odd = ["<0xe6>", "<0x97>", "<0xA5>"], ["<0x+A>", "<0x-A>", "<0xG1>", "<0xé>", "<0x041>", "a<0x41>"]
+    sun, odd = ["<0xe6>", "<0x97>", "<0xA5>"], ["<0x+A>", "<0x-A>", "<0xG1>", "<0xé>", "<0x041>", "<0x41>a"]
     vocab = {content: token for token, content in enumerate(["a", *sun, *odd])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="a"))
     tokenizer.decoder = decoders.ByteFallback()
