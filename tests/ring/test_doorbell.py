@@ -73,13 +73,19 @@ def test_a_doorbell_that_is_taken_over_has_a_new_owner(name: str, found: str) ->
     assert not path.exists()
 
 
-@pytest.mark.parametrize("found", [b"", b"no doorbell" * 100], ids=["nothing in it", "something else in it"])
+@pytest.mark.parametrize(
+    "found",
+    [b"", b"no doorbell" * 100, bytes(lib.RING_BELL_BYTES)],
+    ids=["nothing in it", "something else in it", "zeros in it"],
+)
 def test_a_file_that_is_no_doorbell_and_nobodys_makes_room_for_one(name: str, found: bytes) -> None:
     file = SHM / name
     file.write_bytes(found)
     file.chmod(0o600)
     with Doorbell.create(name) as bell:
         assert owner_of(file) == Owner.me()
+        made = file.read_bytes()
+        assert lib.bell_check(ffi.from_buffer(made), len(made)) == lib.RING_OK, "who writes will ring it"
         bell.ring()
     assert not file.exists()
 

@@ -16,7 +16,8 @@ settle()
 opened = os.open(os.devnull, os.O_RDONLY)
 blocked = sorted(OWN_SIGNALS & signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 print("said to nobody"), print("this too", file=sys.stderr)
-found = (opened > 2, blocked, int(signal.getsignal(signal.SIGCHLD)), sys.stdin.read())
+inherited = [os.get_inheritable(fd) for fd in range(3)] == [True] * 3
+found = (opened > 2, inherited, blocked, int(signal.getsignal(signal.SIGCHLD)), sys.stdin.read())
 os.write(int(sys.argv[1]), repr(found).encode())
 """
 CARELESS = """
@@ -34,7 +35,7 @@ def test_what_a_careless_parent_left_is_undone() -> None:
     done = subprocess.run(command, pass_fds=[write], timeout=60, check=False)
     os.close(write)
     with os.fdopen(read, encoding="utf-8") as told:
-        assert told.read() == repr((True, [], 0, ""))
+        assert told.read() == repr((True, True, [], 0, ""))
     assert done.returncode == 0
 
 
@@ -98,7 +99,9 @@ def test_what_is_loaded_is_passed_over_by_garbage_collections() -> None:
 def test_a_process_with_many_files_hears_its_signals() -> None:
     """A careless parent may have left them; or it has that many rings and clients."""
     script = (
-        "import os, signal; from outfeed.ring.process import Signals, raise_file_limit; raise_file_limit(); "
+        "import os, resource, signal; from outfeed.ring.process import Signals, raise_file_limit; "
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE); "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard)); raise_file_limit(); "
         "many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]; "
         "signals = Signals(signal.SIGTERM, signal.SIGHUP); print(signals.wait(0)); "
         "os.kill(os.getpid(), signal.SIGHUP); os.kill(os.getpid(), signal.SIGTERM); "
@@ -106,3 +109,15 @@ def test_a_process_with_many_files_hears_its_signals() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["None", "SIGHUP", "SIGTERM", "None"]
+
+
+def test_a_process_whose_parent_is_dead_already_ends() -> None:
+    """Whoever has adopted it is not who started it: the kernel will not tell of that one's death."""
+    script = (
+        "import os; from outfeed.ring.process import die_with_parent; die_with_parent(%s); print('lives')"
+    )
+    for parent, ended in (("os.getppid()", (0, "lives\n")), ("os.getpid()", (1, ""))):
+        done = subprocess.run(
+            [sys.executable, "-c", script % parent], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == ended

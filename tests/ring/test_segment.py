@@ -419,3 +419,17 @@ def test_a_segment_removed_while_it_is_attached_is_not_there(
     monkeypatch.setattr(where, what, remove_then_go_on)
     with pytest.raises(FileNotFoundError, match="removed"):
         segment.attach(name)
+
+
+def test_a_segment_that_is_removed_while_it_is_looked_at_is_nobodys(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment.create(name, 4096, nothing).close()
+    opened = os.open
+
+    def remove_it(path: str, flags: int) -> int:
+        os.unlink(path)
+        return opened(path, flags)
+
+    monkeypatch.setattr(os, "open", remove_it)
+    assert not segment.in_use(name)
