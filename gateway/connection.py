@@ -213,18 +213,18 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send bytes at the end of this turn; nothing when the connection is gone."""
+        if not self._marked:
+            self.owner.flush_soon(self)  # first: what finds no memory for it is not half sent
+            self._marked = True
         self._out.append(data)
         self.unsent += len(data)
-        if not self._marked:
-            self._marked = True
-            self.owner.flush_soon(self)
 
     def write_late(self, data: bytes) -> None:
         """Send bytes with what follows them, or by themselves when nothing does for a moment."""
-        self._out.append(data)
-        self.unsent += len(data)
         if not self._marked:
             self.owner.flush_late(self)
+        self._out.append(data)
+        self.unsent += len(data)
 
     def flush(self) -> None:
         """Send what is there, in one system call."""

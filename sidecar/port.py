@@ -254,10 +254,7 @@ class SchedulerPort:
         if ended:
             end()
         if stamp >= self._beat_due:
-            try:
-                self._beat(stamp)
-            except MemoryError:
-                self._beat_due = 0  # again at the next push
+            self._beat(stamp)
 
     def push_result(self, route: int, body: bytes | bytearray | memoryview, *, timeout: float = 1.0) -> None:
         """Answer a Control with `body`, which reaches its handler unchanged.
@@ -436,18 +433,27 @@ class SchedulerPort:
         return now
 
     def _beat(self, now: int) -> None:
-        """Show the heartbeat and the counters; a push does no more than look whether that is due."""
-        # A forked child's heartbeat would hide a parent that hangs.
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._beat_due = now + BEAT_EVERY_NS
+        """Show the heartbeat and the counters; a push does no more than look whether that is due.
+
+        No call of the scheduler's fails for it.
+        """
+        try:
+            # A forked child's heartbeat would hide a parent that hangs.
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._beat_due = now + BEAT_EVERY_NS
+            self._show()
+            self._maybe_tally()
+        except MemoryError:
+            self._beat_due = 0  # again at the next look
+
+    def _show(self) -> None:
         self._row.beat()
         for name, value in zip(("frames", "rows", "tokens"), self._table.pushed, strict=True):
             self._row.put(name, value)
         self._row.put("stale_rows", self._table.stale_rows)
         if self._instance.config.ranks == 1:  # of those that another rank ends this one does not hear
             self._row.put("live", self._table.live_requests)
-        self._maybe_tally()
 
     def _maybe_tally(self) -> None:
         """Tell how many tokens each request has had when somebody may have lost some: a bit at a time.

@@ -246,6 +246,23 @@ def test_a_client_that_leaves_closes_its_streams_at_once(serve: Serve, leave: ob
     eventually(lambda: running.app.metrics.disconnects == 1, "counted")
 
 
+def test_an_answer_that_finds_no_memory_to_be_sent_is_one_answer_all_the_same(serve: Serve) -> None:
+    running = serve()
+    connections = running.server.connections
+    flush_soon = connections.flush_soon
+
+    def no_memory(connection: object) -> None:
+        connections.flush_soon = flush_soon  # type: ignore[method-assign]
+        raise MemoryError
+
+    connections.flush_soon = no_memory  # type: ignore[method-assign]
+    client = running.raw()
+    client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answer = client.rest()
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
 def test_a_client_that_leaves_before_its_request_is_taken_counts_too(serve: Serve) -> None:
     running = serve()
     taken = asyncio.Event()

@@ -1,13 +1,13 @@
 """Memory that runs out in a scheduler: a step is handed over, with the ends in it, or it is refused."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from outfeed.ring.batch import decode_batch
-from outfeed.ring.frames import Abort, Generate, Live
+from outfeed.ring.frames import Abort, Generate, Live, Tag
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
 from outfeed.sidecar import port as port_module
@@ -86,3 +86,35 @@ def test_what_found_no_memory_for_its_abort_is_aborted_when_there_is_some(
     bench.send(Live(0, 0, 64, [GOING_ON]))
     assert port.recv() == [Abort(ENDING)]
     assert (port.is_live(GOING_ON), port.is_live(ENDING)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda port: port.alive,
+        lambda port: port.recv(),
+        lambda port: port.wait(0),
+        lambda port: port.push_tokens([GOING_ON], [7]),
+    ],
+    ids=["alive", "recv", "wait", "push_tokens"],
+)
+def test_a_tally_that_finds_no_memory_is_told_at_the_next_look(
+    bench: Bench,
+    port: SchedulerPort,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[SchedulerPort], object],
+) -> None:
+    """It goes with the heartbeat, whoever calls: no call of the scheduler's fails for it."""
+
+    def no_memory(rank: int, rows: object) -> None:
+        raise MemoryError
+
+    port.adopt(Generate(GOING_ON, "", b"", {}))
+    port._tally_at = 0
+    port._beat_due = 0
+    with monkeypatch.context() as patched:
+        patched.setattr(port_module, "Tally", no_memory)
+        call(port)
+    assert Tag.TALLY not in [tag for _, tag, _ in bench.shard.read()]
+    assert port.alive
+    assert [tag for _, tag, _ in bench.shard.read()] == [Tag.TALLY]
