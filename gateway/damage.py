@@ -13,7 +13,7 @@ from ..ring import Ring
 from ..ring.board import Board, Role
 from ..ring.errors import RingError
 from ..sink import Error, Reader
-from .lanes import LaneWatch
+from .lanes import LaneWatch, Lost
 from .ranks import RECEIVER
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Damage:
     ) -> None:
         self._egress = egress
         self._lanes = lanes
-        self._lost: list[str] = []  # lanes whose requests have not been dealt with
+        self._lost: list[Lost] = []  # lanes whose requests have not been dealt with
         self._reader = reader
         self._ingress = ingress
         self._me = ingress.routes.reader
@@ -50,15 +50,12 @@ class Damage:
             self._end_those_of(self._lost[0])  # without memory for it again at the next look
             del self._lost[0]
 
-    def _end_those_of(self, lost: str) -> None:
-        if self._lanes.fatal is None:
-            log.error("%s: what is live here ends unless it has a row by another one", lost)
-            self._reader.doubt()
-            return
-        log.error("%s: what is live here ends", lost)
+    def _end_those_of(self, lost: Lost) -> None:
+        log.error("%s: what is live here and may depend on it ends", lost.what)
         self._reader.fail(
-            Error(500, "corrupt_lane", f"{lost}; the request may have been lost with it"),
+            Error(500, "corrupt_lane", f"{lost.what}; the request may have been lost with it"),
             abort="corrupt lane",
+            rank=lost.rank,
         )
 
     def _cut_off(self) -> frozenset[int]:

@@ -30,7 +30,7 @@ from ..sink import Control, Error, Item, Reader, SinkSource, open_sink
 from .damage import Damage
 from .lanes import LaneWatch
 from .model import load_tokenizer, model_of
-from .ranks import Ranks
+from .ranks import RECEIVER, Ranks
 from .restoring import Restoring
 
 log = logging.getLogger(__name__)
@@ -424,10 +424,13 @@ class Front:
         with self._looking:
             self._look_due = time.monotonic() + LOOK_S
             gone = not self.instance.alive
-            if lost := self._ranks.look():
+            lost = self._ranks.look()
+            # What rank 0 has handed on ends with it, too: nobody else could say what of it was taken on.
+            for rank in [None] if RECEIVER in lost else lost:
                 self.reader.fail(
                     Error(503, "scheduler_gone", "the scheduler went away; send the request again"),
                     abort="scheduler gone",
+                    rank=rank,
                 )
             self._ranks.settle()  # behind it, for which there may be no memory; who comes meanwhile waits
             if lost:

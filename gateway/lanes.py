@@ -2,7 +2,7 @@
 
 A corrupt egress lane shows itself to the reader. Of the others only the process that reads them notices: it
 quarantines the lane, and what it had not read is lost. Nobody can say whose that was, so all that is live
-when it is found here may have been. Must not know requests.
+when it is found here, and depends on it, may have been. Must not know requests.
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ class _Lane(NamedTuple):
     ring: Ring
     lane: int
     what: str
+    rank: int | None = None
+
+
+class Lost(NamedTuple):
+    """A lane that was found corrupt. rank: whose step lane it is; None for the gateway's own lanes."""
+
+    what: str
+    rank: int | None
 
 
 class LaneWatch:
@@ -25,20 +33,20 @@ class LaneWatch:
     def __init__(self, rings: Mapping[str, Ring], reader: int) -> None:
         own = [_Lane(rings[name], reader, f"the gateway's {name} lane") for name in ("request", "control")]
         step = rings["step"]
-        ranks = [_Lane(step, rank, f"the step lane of rank {rank}") for rank in range(step.lanes)]
+        ranks = [_Lane(step, rank, f"the step lane of rank {rank}", rank) for rank in range(step.lanes)]
         self._needed = [own[:1], own[1:], ranks]  # of each at least one, or nothing can be served
         self._lost: dict[_Lane, str] = {}
         self.fatal: str | None = None
         """Why no request can be served any more; None when some can. Asked for each request."""
 
-    def look(self) -> list[str]:
+    def look(self) -> list[Lost]:
         """Return what was found corrupt since the last look, each once; see `fatal`."""
         found = []
         for lane in (lane for lanes in self._needed for lane in lanes if lane not in self._lost):
             position = lane.ring.quarantined(lane.lane)
             if position is not None:
                 self._lost[lane] = f"{lane.what} is corrupt (at position {position})"
-                found.append(self._lost[lane])
+                found.append(Lost(self._lost[lane], lane.rank))
         for lanes in self._needed:
             if self.fatal is None and all(lane in self._lost for lane in lanes):
                 self.fatal = self._lost[lanes[0]]

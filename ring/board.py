@@ -68,7 +68,7 @@ COUNTERS: Final = (
     "frames",  # frames handled
     "rows",  # rows handled
     "tokens",  # tokens handled
-    "live",  # requests alive right now; of one rank among several never said
+    "live",  # requests alive right now; of one rank among several those that it has adopted
     "ended",  # requests ended
     "aborts",  # requests aborted
     "errors",  # requests ended with an error

@@ -74,6 +74,8 @@ class Standing(IntEnum):
     RUNNING = 1
     ENDED = 2
     """Its last frame has been written, before this one."""
+    RECEIVED = 3
+    """Rank 0 of several has received it, and may have handed it on."""
 
 
 class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -227,7 +229,7 @@ class Live(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Tally(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """TALLY: (route, tokens pushed, Standing) of requests of rank `rank`, as of this place in the lane. Said
     when a shard or a reader rejected a frame, or a shard is new: whoever has fewer tokens, or thinks that it
-    runs when it has ended, has lost something."""
+    runs when it has ended, has lost something. Of several ranks each also says so what it has adopted."""
 
     rank: int
     rows: list[tuple[int, int, int]]

@@ -2,11 +2,12 @@
 
 A launcher with its shards, a replay scheduler and gateway processes (two, with 60 streams each) are at work.
 Meanwhile, from a seed: shards are killed (one, two at once, two in a row), stopped until they count as hung,
-stopped for a moment; schedulers and gateways are killed or stopped for a moment; /dev/shm is filled to the
-last byte; clients vanish. The next hurt comes when the last one has healed. At the end every stream must
-have been told the truth byte for byte, or, where its own client, gateway or scheduler died, must have ended
-cleanly, and nothing may be live that no client waits for: a request in a gateway's slots, a shard's or the
-scheduler's, which would stay there. The plan of hurts follows from the seed alone.
+stopped for a moment; schedulers (of several ranks one at a time) and gateways are killed or stopped for a
+moment; /dev/shm is filled to the last byte; clients vanish. The next hurt comes when the last one has healed.
+At the end every stream must have been told the truth byte for byte, or, where its own client, gateway or
+scheduler died, must have ended cleanly, and nothing may be live that no client waits for: a request in a
+gateway's slots, a shard's or the scheduler's, which would stay there. The plan of hurts follows from the seed
+alone.
 """
 
 from __future__ import annotations
@@ -91,12 +92,12 @@ class Chaos:
         """Run until the kills or the seconds asked for are reached; return what --json prints."""
         args = self.args
         launch = [f"--shards={args.shards}", f"--readers={args.gateways}", f"--tokenizer={self.tokenizer}"]
-        launch += [f"--heartbeat-limit={HEARTBEAT_LIMIT_S}"]
+        launch += [f"--ranks={args.ranks}", f"--heartbeat-limit={HEARTBEAT_LIMIT_S}"]
         launch += [f"--{ring}-bytes={1 << 22}" for ring in ("request", "control", "step", "egress")]
         replay = [f"--tokenizer={self.tokenizer}", f"--text={args.text}", f"--seed={args.seed}"]
         replay += [f"--batch={STREAMS_EACH * args.gateways}", "--tokens-per-step=3", "--steps-per-second=100"]
         pids: set[int] = set()
-        with Pipeline(self.instance, launch, replay) as pipeline:
+        with Pipeline(self.instance, launch, replay, args.ranks) as pipeline:
             self.pipeline = pipeline
             opened = Instance.attach(self.instance)
             self.board: Board = opened.board
@@ -142,9 +143,9 @@ class Chaos:
             case "pause":
                 self._pause(self.board.row(Role.SHARD, shard).owner.pid, pause)  # type: ignore[union-attr]
             case "scheduler kill":
-                self._kill_scheduler()
+                self._kill_rank(self._rank())
             case "scheduler pause":
-                self._pause(self._scheduler().pid, pause)
+                self._pause(self.pipeline.schedulers[self._rank()].pid, pause)
             case "gateway kill":
                 self._kill_gateway(self.random.randrange(self.args.gateways))
             case "gateway pause":
@@ -185,16 +186,21 @@ class Chaos:
             self._listen_for(seconds)
             os.kill(pid, signal.SIGCONT)
 
-    def _scheduler(self) -> subprocess.Popen[str]:
-        assert self.pipeline.scheduler is not None
-        return self.pipeline.scheduler
+    def _rank(self) -> int:
+        # One rank is not drawn for: its plans stay what they were.
+        return self.random.randrange(self.args.ranks) if self.args.ranks > 1 else 0
 
-    def _kill_scheduler(self) -> None:
-        self._scheduler().kill()
-        self._scheduler().wait()
+    def _kill_rank(self, rank: int) -> None:
+        """Kill a rank of the scheduler, and wait until streams end again and the next one has work."""
+        killed = self.pipeline.schedulers[rank]
+        killed.kill()
+        killed.wait()
         before = self._ended()
-        self.pipeline.start_scheduler()
+        self.pipeline.start_scheduler(rank)
+        row = self.board.row(Role.SCHEDULER, rank)
+        pushed = row.get("rows")
         self._until("streams to end again after the scheduler's death", lambda: self._ended() > before + 5)
+        self._until(f"scheduler rank {rank} to have work again", lambda: row.get("rows") > pushed)
 
     def _ended(self) -> int:
         return sum(self.tally.ends.values())
@@ -324,7 +330,8 @@ class Chaos:
     def _processes(self) -> Iterator[tuple[str, int]]:
         assert self.pipeline.launcher is not None
         yield "launcher", self.pipeline.launcher.pid
-        yield "scheduler", self._scheduler().pid
+        for scheduler in self.pipeline.schedulers.values():
+            yield "scheduler", scheduler.pid
         for row in self.board.rows(Role.SHARD):
             if row.owner is not None:
                 yield "shard", row.owner.pid
@@ -414,6 +421,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=["shard"], help="hurt nothing but shards")
     parser.add_argument("--shards", type=int, default=3)
     parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=1, help="scheduler processes (default 1)")
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: deepseek)"
     )

@@ -69,14 +69,15 @@ class Pipeline:
     """A running instance. Use as a context manager.
 
     instance: its name. launch: further options of `launch`. replay: options of the replay scheduler, or
-    None to leave the scheduler to the caller.
+    None to leave the scheduler to the caller. ranks: processes that it is; `launch` must say --ranks, too.
     """
 
     instance: str
     launch: Sequence[str] = ()
     replay: Sequence[str] | None = None
+    ranks: int = 1
     launcher: subprocess.Popen[str] | None = field(default=None, init=False)
-    scheduler: subprocess.Popen[str] | None = field(default=None, init=False)
+    schedulers: dict[int, subprocess.Popen[str]] = field(default_factory=dict, init=False)  # by rank
     # What the children say: a file, so that a talkative one never blocks on a full pipe.
     said: IO[str] = field(init=False)
 
@@ -87,7 +88,8 @@ class Pipeline:
             self.launcher = self._spawn("outfeed.shards.launcher", self.launch)
             self._wait_for("the launcher", self.launcher, lambda here: here.board.phase == Phase.RUNNING)
             if self.replay is not None:
-                self.start_scheduler()
+                for rank in range(self.ranks):
+                    self.start_scheduler(rank)
         except BaseException:
             self.stop()
             raise
@@ -96,15 +98,16 @@ class Pipeline:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start_scheduler(self) -> None:
-        """Start the replay scheduler; again, if the one before it was killed."""
-        self.scheduler = self._spawn("outfeed.sidecar.replay", self.replay or ())
-        ready = lambda here: here.board.row(Role.SCHEDULER).alive  # noqa: E731
-        self._wait_for("the replay scheduler", self.scheduler, ready)
+    def start_scheduler(self, rank: int = 0) -> None:
+        """Start a rank of the replay scheduler; again, if the one before it was killed."""
+        started = self._spawn("outfeed.sidecar.replay", [f"--rank={rank}", *(self.replay or ())])
+        self.schedulers[rank] = started
+        ready = lambda here: here.board.row(Role.SCHEDULER, rank).alive  # noqa: E731
+        self._wait_for("the replay scheduler", started, ready)
 
     def stop(self) -> None:
         """Stop the scheduler, then the launcher; kill what does not go in time."""
-        for process in (self.scheduler, self.launcher):
+        for process in (*reversed(self.schedulers.values()), self.launcher):
             if process is None or process.poll() is not None:
                 continue
             process.send_signal(signal.SIGINT if process is self.launcher else signal.SIGTERM)
@@ -121,7 +124,8 @@ class Pipeline:
 
     def check(self) -> None:
         """Raise PipelineError if a process of the pipeline has died."""
-        for what, process in (("launcher", self.launcher), ("replay scheduler", self.scheduler)):
+        schedulers = [("replay scheduler", process) for process in self.schedulers.values()]
+        for what, process in (("launcher", self.launcher), *schedulers):
             if process is not None and process.poll() is not None:
                 raise PipelineError(self._died(what, process))
 

@@ -54,10 +54,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not 1 <= args.gateways <= MAX_EACH:
         parser.error(f"--gateways {args.gateways}: give 1 to {MAX_EACH}")
-    if args.ranks > 1 and not args.no_replay:
-        parser.error(
-            f"--ranks {args.ranks}: the replay scheduler is one rank; give --no-replay and attach yours"
-        )
     if args.readers is not None and not args.gateways <= args.readers <= MAX_EACH:
         parser.error(f"--readers {args.readers}: give {args.gateways}, which --gateways takes, to {MAX_EACH}")
     if args.no_replay and args.text:
@@ -181,7 +177,7 @@ def serve(args: argparse.Namespace) -> None:
     replay += [f"--tokens-per-step={args.tokens_per_step}", f"--steps-per-second={args.steps_per_second}"]
     with reserve(args.host, args.port) as held:
         port = held.getsockname()[1]
-        with Pipeline(args.instance, launch, None if args.no_replay else replay) as pipeline:
+        with Pipeline(args.instance, launch, None if args.no_replay else replay, args.ranks) as pipeline:
             gateways = Gateways(args, port)
             try:
                 gateways.start()

@@ -366,7 +366,7 @@ class Shard:
         theirs: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
         for route, tokens, standing in tally.rows:
             if shard_of(route) == self.number:
-                if standing == Standing.RUNNING and not self.decoder.knows(route):
+                if standing in (Standing.RUNNING, Standing.RECEIVED) and not self.decoder.knows(route):
                     standing = Standing.ENDED
                 theirs[reader_of(route)].append((route, tokens, standing))
         for reader, rows in theirs.items():

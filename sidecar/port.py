@@ -18,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring import Consumer, CorruptLane, Doorbell, Frame, wait
+from ..ring import Consumer, CorruptLane, Doorbell, Frame, RingClosed, wait
 from ..ring.board import InstanceConfig, Role, State
-from ..ring.errors import LaneOwned, RingError
+from ..ring.errors import LaneOwned
 from ..ring.families import Families, Family, Kind
 from ..ring.frames import (
     TAG_OF,
@@ -34,26 +34,22 @@ from ..ring.frames import (
     Live,
     Message,
     Result,
-    Tag,
-    Tally,
     check_reader,
     decode,
     encode,
-    tally_rows,
 )
 from ..ring.instance import Instance, InstanceGone
 from ..ring.route import format_route, reader_of, slot_of
 from .endings import NOBODY, Finishes, checked
+from .origin import Origin
 from .rows import RowTable, UnknownRoute
 from .steps import StepWriter, column, converted, in_order
+from .tallies import Tallies
 
 log = logging.getLogger(__name__)
 
 BEAT_EVERY_NS: Final = 100_000_000
 LOOK_EVERY_NS: Final = 200_000_000
-TALLIED: Final = 1 << 13
-"""Requests of one TALLY, at most; there is one a heartbeat at most. A gateway's default slots are told within
-a second; one TALLY costs the scheduler, each shard and each reader some milliseconds."""
 Messages = list[Generate | Abort | Control]
 Column = Sequence[int] | NDArray[Any] | memoryview
 OptionalColumns = Families | Mapping[Kind, Family | None]
@@ -84,10 +80,13 @@ class SchedulerPort:
         self._beat_due = 0
         self._readers = instance.board.rows(Role.READER)
         self._look_due = 0
-        self._rank = rank
-        self._damage_rows = [*instance.board.rows(Role.SHARD), *self._readers]
-        self._damage = self._seen_damage()
-        self._tally_at: int | None = None
+        others = [*instance.board.rows(Role.SHARD), *self._readers]
+        self._tallies = Tallies(rank, self._writer, self._table, others)
+        self._several = config.ranks > 1
+        self._open: Final = self._table.open_received if self._several else self._table.open
+        self._origin = Origin(instance.board) if rank else None
+        self._orphans: Messages = []
+        """Aborts of what another rank 0 had handed on, for the next `recv`."""
         self._corrupt: set[int] = set()
         """Gateways whose lane is lost."""
         self._doubted: set[int] = set()
@@ -156,6 +155,7 @@ class SchedulerPort:
         again when it comes back. An ABORT for a request that has ended is left out. When a gateway has died,
         or its lane is corrupt, there is an Abort for each of its live requests, once. What was damaged on its
         way is not handed out: an ABORT comes again, a request ends for its client with an error.
+        A rank other than 0 gets an Abort for each of its live requests when rank 0 has gone away.
 
         Raises:
             ValueError: the limit is out of its range.
@@ -163,7 +163,7 @@ class SchedulerPort:
         """
         now = self._maybe_beat()
         if self._consumer is None:
-            return []
+            return self._handed_on_in_vain(now)
         self._consumer.release()
         messages: Messages = []
         for frame in self._frames(self._consumer, limit):
@@ -201,9 +201,25 @@ class SchedulerPort:
         """
         return self._table.is_live(route)
 
-    def adopt(self, request: Generate) -> None:
-        """Take on a request that another rank received, so that this rank can push its rows."""
-        self._table.open(request.route, len(request.input_ids) // 4)
+    def adopt(self, message: Generate | Abort) -> None:
+        """Take on a request, so that this rank can push its rows; or end one, with its Abort.
+
+        For all that rank 0 hands on. Rank 0 too adopts what it keeps, if there are several: a request that
+        no rank has adopted ends when any of them goes away.
+
+        Raises:
+            UnknownRoute: the route cannot be one of this instance.
+            RingClosed: the port is closed, or was made before this process was forked.
+        """
+        self._must_be_open()
+        if isinstance(message, Abort):
+            if self._origin is not None:
+                self._table.end(message.route)
+            return
+        if self._origin is not None and self._origin.moved():
+            self._end_if_rank_0_is_gone()  # what was there before; this one comes from who is rank 0 now
+        if self._table.adopt(message.route, len(message.input_ids) // 4) and self._several:
+            self._tallies.adopted.append(message.route)
 
     def push_tokens(
         self,
@@ -242,6 +258,8 @@ class SchedulerPort:
         if ended:
             routes = column(routes, np.uint64, "routes")
             end = self._table.ending([int(routes[row]) for row, _ in ended])
+        if self._tallies.adopted:
+            self._tallies.say_adopted(timeout)
         stamp = 0 if families else self._push(routes, ids, counts, endings, timeout)
         if not stamp:  # families, or columns of other types than the C pass takes
             columns = converted(routes, ids, counts)
@@ -358,7 +376,7 @@ class SchedulerPort:
             log.error("gateway %d has %s, which never came: it ends", theirs.reader, format_route(route))
             self._table.open(route, 0)
             self._table.end(route)
-            self._tally_at = 0
+            self._tallies.begin()
         if theirs.end >= self._instance.config.slots:  # the last part
             self._doubted.discard(theirs.reader)
 
@@ -385,7 +403,21 @@ class SchedulerPort:
             before = len(messages)
             self._end_those_of(gone, messages)
             if len(messages) > before:
-                self._tally_at = 0  # one that lives, whose row was written over, learns of it by the tally
+                self._tallies.begin()  # one that lives, whose row was written over, learns of it by the tally
+
+    def _handed_on_in_vain(self, now: int) -> Messages:
+        """Return the Aborts of what rank 0 handed on before it went away."""
+        self._must_be_open()
+        if now >= self._look_due:
+            self._look_due = now + LOOK_EVERY_NS
+            self._end_if_rank_0_is_gone()
+        orphans, self._orphans = self._orphans, []
+        return orphans
+
+    def _end_if_rank_0_is_gone(self) -> None:
+        if self._origin is not None and self._origin.is_gone():
+            self._end([int(route) for route in self._table.live()], self._orphans)
+            self._origin.settle()
 
     def _take(self, message: Message | Handover, messages: Messages) -> None:
         """Note what a gateway said; add to `messages` what of it is the scheduler's to handle.
@@ -397,14 +429,16 @@ class SchedulerPort:
         match message:
             case Generate():
                 self._vacate(message.route, messages)
-                self._table.open(message.route, len(message.input_ids) // 4)
+                self._open(message.route, len(message.input_ids) // 4)
                 messages.append(message)
             case Control():
                 self._vacate(message.route, messages)
                 self._table.open_control(message.route)
                 messages.append(message)
             case Abort():
-                if self._table.end(message.route):
+                known = self._table.knows(message.route)
+                if self._table.end(message.route) or (self._several and not known):
+                    # Not known: the rank 0 before this one had handed it on.
                     self._row.count("aborts")
                     messages.append(message)
             case Attach():
@@ -426,6 +460,10 @@ class SchedulerPort:
         self._writer.write(TAG_OF[type(message)], encode(message), timeout=timeout)
         self._table.end(message.route)
 
+    def _must_be_open(self) -> None:
+        if self._closed or os.getpid() != self._pid:
+            raise RingClosed("the port is closed, or this process was forked after it was made")
+
     def _maybe_beat(self) -> int:
         """Beat if that is due; return the time."""
         if (now := time.monotonic_ns()) >= self._beat_due:
@@ -443,7 +481,6 @@ class SchedulerPort:
                 return
             self._beat_due = now + BEAT_EVERY_NS
             self._show()
-            self._maybe_tally()
         except MemoryError:
             self._beat_due = 0  # again at the next look
 
@@ -452,28 +489,5 @@ class SchedulerPort:
         for name, value in zip(("frames", "rows", "tokens"), self._table.pushed, strict=True):
             self._row.put(name, value)
         self._row.put("stale_rows", self._table.stale_rows)
-        if self._instance.config.ranks == 1:  # of those that another rank ends this one does not hear
-            self._row.put("live", self._table.live_requests)
-
-    def _maybe_tally(self) -> None:
-        """Tell how many tokens each request has had when somebody may have lost some: a bit at a time.
-
-        That is when a shard or a gateway has rejected a frame, or a shard is a new process; or when what a
-        gateway has is not live here.
-        """
-        if (damage := self._seen_damage()) != self._damage:
-            self._damage, self._tally_at = damage, 0
-        if self._tally_at is None:
-            return
-        limit = min(TALLIED, tally_rows(self._writer.max_frame))
-        rows, rest = self._table.standings(self._tally_at, limit)
-        if rows:
-            try:
-                self._writer.write(Tag.TALLY, encode(Tally(self._rank, rows)))
-            except RingError as error:  # full: later
-                log.debug("a tally goes on in a moment: %s", error)
-                return
-        self._tally_at = rest
-
-    def _seen_damage(self) -> list[tuple[int, int]]:
-        return [(row.epoch, row.get("bad_frames")) for row in self._damage_rows]
+        self._row.put("live", self._table.live_requests)
+        self._tallies.go_on()

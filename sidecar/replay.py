@@ -2,8 +2,9 @@
 
 It stands where an engine would: it receives requests through the port, runs up to `batch` of them at once,
 pushes one step at a time at a set rate with 1 to k tokens per row, and honours max_new_tokens, stop token
-ids, stop strings, stop patterns and aborts. What a request gets depends on its rid alone
-(`replay_start`), so whoever checks a stream can work out the truth without asking.
+ids, stop strings, stop patterns and aborts. Of several ranks each does so with its share of the requests.
+What a request gets depends on its rid alone (`replay_start`), so whoever checks a stream can work out the
+truth without asking.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +32,7 @@ from ..ring.frames import Abort, Control, Generate, LogprobOptions
 from ..ring.process import die_with_parent, fail, settle
 from .port import SchedulerPort
 from .replay_columns import logprob_families
+from .replay_ranks import Sharing, sharing
 from .replay_stops import Detokenize, Stops, prompt_tail
 from .steps import MAX_ROWS
 
@@ -86,10 +89,12 @@ class Replay:
         corpus: NDArray[np.int32],
         tokenizer: Detokenize | None = None,
         options: ReplayOptions | None = None,
+        shared: Sharing | None = None,
     ) -> None:
         if corpus.size == 0:
             raise ValueError("the replayed text has no tokens: give a text that is not empty")
         self._port = port
+        self._shared = shared
         self._corpus = corpus
         self._tokenizer = tokenizer
         self._options = options or ReplayOptions()
@@ -119,7 +124,7 @@ class Replay:
         while not stop() and self._port.alive:
             self.receive()
             if not self._at:
-                self._port.wait(0.5)
+                self._wait(0.5)
                 due = time.monotonic()
                 continue
             self.step()
@@ -130,7 +135,8 @@ class Replay:
 
     def receive(self) -> None:
         """Take in what the gateways sent, then fill the batch from what waits."""
-        for message in self._port.recv():
+        received = self._port.recv()
+        for message in received if self._shared is None else self._shared.share(self._port, received):
             match message:
                 case Generate():
                     self._waiting[message.route] = message
@@ -140,6 +146,12 @@ class Replay:
                     self._answer(message)
         while self._waiting and len(self._at) < self._options.batch:
             self._admit(self._waiting.pop(next(iter(self._waiting))))
+
+    def _wait(self, timeout: float) -> None:
+        if self._shared is None:
+            self._port.wait(timeout)
+        else:
+            self._shared.wait(self._port, timeout)
 
     def step(self) -> None:
         """Push one decode step for every running request."""
@@ -380,6 +392,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         help="decides how many tokens each row carries, when more than 1 is allowed (default 0)",
     )
+    parser.add_argument(
+        "--rank",
+        type=int,
+        default=0,
+        metavar="K",
+        help="which of the instance's ranks to be (default 0, which receives the requests and shares them "
+        "with the others)",
+    )
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -407,9 +427,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = ReplayOptions(args.batch, args.tokens_per_step, args.steps_per_second or None, args.seed)
         tokenizer = load_tokenizer(args.tokenizer)
         corpus = load_corpus(tokenizer, load_text(args.text))
-        with SchedulerPort.attach(args.instance) as port:
-            Replay(port, corpus, tokenizer, options).run(lambda: stopped)
-    except (ValueError, RingError) as error:
+        with ExitStack() as ending:
+            port = ending.enter_context(SchedulerPort.attach(args.instance, rank=args.rank))
+            shared = sharing(port, args.rank)
+            if shared is not None:
+                ending.callback(shared.close)
+            Replay(port, corpus, tokenizer, options, shared).run(lambda: stopped)
+    except (ValueError, IndexError, RingError) as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2
     except OSError as error:

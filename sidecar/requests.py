@@ -45,10 +45,10 @@ class Requests:
             msgspec.structs.replace(message, rid=self._rid(message)) for message in self._port.recv(limit)
         ]
 
-    def adopt(self, request: Generate) -> str:
-        """Take on a request that another rank received; return the rid it has here."""
-        self._port.adopt(request)
-        return self._rid(request)
+    def adopt(self, message: Generate | Abort) -> str:
+        """Take on a request, or end one with its Abort, as the port's; return the rid it has here."""
+        self._port.adopt(message)
+        return self._rid(message)
 
     def route_of(self, rid: str) -> int:
         """Return a request's route, for `push_result`, `push_error` and whatever else the port does.

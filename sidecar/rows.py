@@ -29,8 +29,8 @@ _SLOT: Final = np.dtype(
 
 
 # By what a slot has in `live`.
-_STANDINGS: Final = np.array([Standing.ENDED, Standing.RUNNING, Standing.CONTROL])
-assert (lib.OUTFEED_GENERATE, lib.OUTFEED_CONTROL) == (1, 2)
+_STANDINGS: Final = np.array([Standing.ENDED, Standing.RUNNING, Standing.CONTROL, Standing.RECEIVED])
+assert (lib.OUTFEED_GENERATE, lib.OUTFEED_CONTROL, lib.OUTFEED_RECEIVED) == (1, 2, 3)
 
 _from_buffer: Final = ffi.from_buffer
 
@@ -64,7 +64,7 @@ class RowTable:
 
     @property
     def live_requests(self) -> int:
-        """How many requests are live now."""
+        """How many requests are live now, less those that were only received."""
         return int(self._table.live)
 
     @property
@@ -73,12 +73,20 @@ class RowTable:
         return int(self._table.steps), int(self._table.rows), int(self._table.tokens)
 
     def open(self, route: int, prompt_tokens: int) -> None:
-        """Note a received request: from now on its rows count from token 0.
+        """Note a request to run: from now on its rows count from token 0.
 
         Raises:
             UnknownRoute: the route's reader or slot is not in this instance.
         """
         self._known(route, lib.outfeed_rows_open, prompt_tokens, lib.OUTFEED_GENERATE)
+
+    def open_received(self, route: int, prompt_tokens: int) -> None:
+        """Note a request that another rank may run. Raises as `open`."""
+        self._known(route, lib.outfeed_rows_open, prompt_tokens, lib.OUTFEED_RECEIVED)
+
+    def adopt(self, route: int, prompt_tokens: int) -> bool:
+        """Note that a request is run here. False when it was already, or has ended. Raises as `open`."""
+        return bool(self._known(route, lib.outfeed_rows_adopt, prompt_tokens))
 
     def open_control(self, route: int) -> None:
         """Note a received control request, which has no rows and one answer. Raises as `open`."""
@@ -143,6 +151,7 @@ class RowTable:
         rest = start + int(found[limit]) if len(found) > limit else None
         entries = entries[found[:limit]]
         standing = _STANDINGS[entries["live"]]
+        standing[(standing == Standing.RECEIVED) & (entries["emitted"] > 0)] = Standing.RUNNING
         columns = (entries["route"].tolist(), entries["emitted"].tolist(), standing.tolist())
         return list(zip(*columns, strict=True)), rest
 

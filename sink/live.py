@@ -36,10 +36,11 @@ class ReaderStatistics(msgspec.Struct):
 class Live(LiveFields):
     """One request, from registration to its ending.
 
-    channel is its sink's, next the `first` that its next row must have, ids all ids delivered (i32).
+    channel is its sink's, next the `first` that its next row must have, ids all ids delivered (i32). rank is
+    the scheduler's that said it runs it, None before one has.
     """
 
-    __slots__ = ("rid", "route", "sender")
+    __slots__ = ("rank", "rid", "route", "sender")
 
     channel: Channel
 
@@ -47,6 +48,7 @@ class Live(LiveFields):
         super().__init__(sender.channel)
         self.route = route
         self.rid = rid
+        self.rank: int | None = None
         self.sender = sender  # held: a sender that is dropped ends its stream
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -27,7 +26,6 @@ from .channel import FOLD_AT, SinkClosed, SinkFull, SinkSender
 from .columns import columns_of
 from .events import ChunkEvent, Control, Error
 from .live import Ending, Live, Progress, ReaderStatistics
-from .suspects import Suspects
 from .waiting import Waiter, wake
 
 log = logging.getLogger(__name__)
@@ -74,7 +72,6 @@ class Reader:
         self._index: int | None = None
         self._corrupt: set[int] = set()
         self._cut_off: frozenset[int] = frozenset()
-        self._suspects = Suspects(self._came)
         self._requests: deque[Callable[[], None]] = deque()
         # Who has ended and is to be aborted first, in order; and who is not.
         self._aborts: deque[Ending] = deque()
@@ -118,18 +115,14 @@ class Reader:
         """
         self.call(partial(self._fail_now, error, (route,), reason))
 
-    def fail(self, error: Error, *, abort: str | None = None) -> None:
+    def fail(self, error: Error, *, abort: str | None = None, rank: int | None = None) -> None:
         """End every request that is live now with `error`. Any thread.
 
-        `abort` is the reason to abort them with, None when nobody is left to abort them.
+        `abort` is the reason to abort them with, None when nobody is left to abort them. `rank`: only those
+        of that rank of the scheduler, and those that no rank has said it runs: they may be its.
         """
         routes = list(self._live)
-        self.call(partial(self._fail_now, error, routes, abort))
-
-    def doubt(self) -> None:
-        """Watch what is live now: a rank's lane is lost, nobody knows whose rows came by it. Any thread."""
-        routes = list(self._live)
-        self.call(lambda: self._suspects.doubt(routes, time.monotonic()))
+        self.call(partial(self._fail_now, error, routes, abort, rank))
 
     def cut_off(self, shards: frozenset[int]) -> None:
         """Say which shards cannot reach this reader: what is live with one ends. On the draining thread.
@@ -175,8 +168,6 @@ class Reader:
             frames = self._read(limit)
             if frames:
                 self._handle(frames)
-            if silent := self._suspects.silent(time.monotonic()):
-                self._fail_now(_lost_rank(), silent, "corrupt lane")
         finally:  # also when the ring cannot be read: who was sent something must hear of it
             if self._wakes:
                 wake(self._wakes)  # without memory for it again at the next drain: nobody else would
@@ -332,10 +323,6 @@ class Reader:
             self._not_live(route)
         return live
 
-    def _came(self, route: int) -> int | None:
-        live = self._live.get(route)
-        return None if live is None else live.next
-
     def _tally(self, lane: int, tally: Tally) -> None:
         """End who has had less than was sent: all that was came before this in the lane, or never will."""
         for route, tokens, standing in tally.rows:
@@ -347,8 +334,8 @@ class Reader:
                 message = f"{live.next} of {tokens} tokens came, or its end did not: a damaged frame had them"
                 log.error("%s has lost something: %s", format_route(route), message)
                 self._fail_live(live, Error(500, "frame_lost", message), "frame lost")
-            elif tally.rank or tokens or standing == Standing.CONTROL:
-                self._suspects.vouch(route)  # not so what rank 0 may have handed to another one
+            elif standing != Standing.RECEIVED:
+                live.rank = tally.rank
 
     def _unexpected(self, live: Live | None, route: int, first: int, generated: int) -> None:
         """A row that is not the next one of a live request: stale, doubled, or behind a gap."""
@@ -381,10 +368,12 @@ class Reader:
         self._remember(route)
         self._aborts.append(Ending(route, "", "unknown route", registered=False))
 
-    def _fail_now(self, error: Error | None, routes: Iterable[int], abort: str | None) -> None:
+    def _fail_now(
+        self, error: Error | None, routes: Iterable[int], abort: str | None, rank: int | None = None
+    ) -> None:
         for route in routes:
             live = self._live.get(route)
-            if live is not None:
+            if live is not None and (rank is None or live.rank in (None, rank)):
                 self._fail_live(live, error, abort)
 
     def _fail_live(self, live: Live, error: Error | None, abort: str | None) -> None:
@@ -448,7 +437,3 @@ class Reader:
         except Exception:
             log.exception("on_end of %s failed", format_route(ending.route))
         return True
-
-
-def _lost_rank() -> Error:
-    return Error(500, "corrupt_lane", "a step lane is corrupt, and no row has come by another one since")

@@ -96,15 +96,16 @@ def ours(rows: int, tokens_each: int, steps_per_second: int) -> dict[str, float]
     instance = f"bench-{os.getpid()}"
     replay = ["--tokenizer", path, "--text", str(MULTILINGUAL), "--batch", str(rows)]
     replay += ["--steps-per-second", str(steps_per_second)]
-    with Pipeline(instance, ["--shards", "1", "--tokenizer", path], replay) as pipeline:
-        assert pipeline.scheduler is not None
-        with Front.attach(instance, sink_bytes=1 << 26) as front:
-            shard = front.board.row(Role.SHARD).owner
-            assert shard is not None
-            pids = {"scheduler": pipeline.scheduler.pid, "shard": shard.pid, "gateway": os.getpid()}
-            before = {name: cpu_seconds(pid) for name, pid in pids.items()}
-            handlers, seconds = asyncio.run(stream_all(front, rows, tokens_each))
-            used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+    with (
+        Pipeline(instance, ["--shards", "1", "--tokenizer", path], replay) as pipeline,
+        Front.attach(instance, sink_bytes=1 << 26) as front,
+    ):
+        shard = front.board.row(Role.SHARD).owner
+        assert shard is not None
+        pids = {"scheduler": pipeline.schedulers[0].pid, "shard": shard.pid, "gateway": os.getpid()}
+        before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+        handlers, seconds = asyncio.run(stream_all(front, rows, tokens_each))
+        used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
     figures = {f"cpu_{name}": 1e6 * spent / handlers.tokens for name, spent in used.items()}
     return figures | {"tokens_per_s": handlers.tokens / seconds} | percentiles(handlers.delays_ns)
 

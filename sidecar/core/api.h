@@ -1,5 +1,5 @@
-/* What a live request waits for: rows, or one answer. */
-enum outfeed_kind { OUTFEED_GENERATE = 1, OUTFEED_CONTROL = 2 };
+/* What a live request waits for: rows, or one answer, or rows that another rank may push. */
+enum outfeed_kind { OUTFEED_GENERATE = 1, OUTFEED_CONTROL = 2, OUTFEED_RECEIVED = 3 };
 
 /* What a scheduler's port remembers of one slot of one reader. */
 typedef struct {
@@ -10,8 +10,8 @@ typedef struct {
     uint32_t pad;
 } outfeed_slot;
 
-/* All slots: readers x slots entries. The rest counts: live requests, what was pushed, and rows for requests that had
- * ended. */
+/* All slots: readers x slots entries. The rest counts: live requests (not those received alone), what was pushed, and
+ * rows for requests that had ended. */
 typedef struct {
     outfeed_slot *slots;
     uint32_t readers;
@@ -73,6 +73,10 @@ void outfeed_step_retract(outfeed_table *table, const outfeed_decode_step *step)
 /* Note a received request of a kind. Returns 1, 0 when it is live already (its count goes on), -1 for no route of
  * the table. */
 int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt, uint32_t kind);
+
+/* Note that a request's rows come from here. Returns 1, 0 when that was noted or it has ended, -1 for no route of the
+ * table. */
+int outfeed_rows_adopt(outfeed_table *table, uint64_t route, uint32_t prompt);
 
 /* Note that a request has ended. Returns 1, 0 when it was not live, -1 for no route of the table. */
 int outfeed_rows_end(outfeed_table *table, uint64_t route);

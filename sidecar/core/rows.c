@@ -51,6 +51,13 @@ static outfeed_slot *slot_of(const outfeed_table *table, uint64_t route) {
 
 static int has(const outfeed_slot *slot, uint64_t route) { return slot->route == route && slot->live; }
 
+static int has_rows(const outfeed_slot *slot) {
+    return slot->live == OUTFEED_GENERATE || slot->live == OUTFEED_RECEIVED;
+}
+
+/* Whether the table counts it among the live ones. */
+static int is_counted(const outfeed_slot *slot) { return slot->live && slot->live != OUTFEED_RECEIVED; }
+
 /* Eight at a time: at -O2 a loop over single ids would be a few percent of a step. */
 static int any_negative(const uint8_t *ids, uint32_t tokens) {
     uint64_t both = 0, eight[4];
@@ -70,8 +77,19 @@ int outfeed_rows_open(outfeed_table *table, uint64_t route, uint32_t prompt, uin
     outfeed_slot *slot = slot_of(table, route);
     if (slot == NULL) return -1;
     if (has(slot, route)) return 0; /* a GENERATE that comes again after a take-over changes nothing */
-    if (!slot->live) table->live++; /* else one whose end nobody told has the slot */
+    table->live -= is_counted(slot); /* one whose end nobody told may have the slot */
     *slot = (outfeed_slot){.route = route, .prompt = prompt, .live = kind};
+    table->live += is_counted(slot);
+    return 1;
+}
+
+int outfeed_rows_adopt(outfeed_table *table, uint64_t route, uint32_t prompt) {
+    outfeed_slot *slot = slot_of(table, route);
+    if (slot == NULL) return -1;
+    if (slot->route != route) return outfeed_rows_open(table, route, prompt, OUTFEED_GENERATE);
+    if (slot->live != OUTFEED_RECEIVED) return 0;
+    slot->live = OUTFEED_GENERATE;
+    table->live++;
     return 1;
 }
 
@@ -79,8 +97,8 @@ int outfeed_rows_end(outfeed_table *table, uint64_t route) {
     outfeed_slot *slot = slot_of(table, route);
     if (slot == NULL) return -1;
     if (!has(slot, route)) return 0;
+    table->live -= is_counted(slot);
     slot->live = 0;
-    table->live--;
     return 1;
 }
 
@@ -120,7 +138,7 @@ static int64_t advance(outfeed_table *table, const outfeed_decode_step *step, ui
         if (slot == NULL) return refuse_row(table, row, step->routes, step->counts);
         uint32_t more = count_at(step->counts, row);
         tokens += more;
-        if (slot->route == route && slot->live == OUTFEED_GENERATE) {
+        if (slot->route == route && has_rows(slot)) {
             first[row] = slot->emitted;
             prompt[row] = slot->prompt;
             slot->emitted += more;

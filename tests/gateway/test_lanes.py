@@ -4,7 +4,7 @@ import mmap
 from collections.abc import Iterator
 
 import pytest
-from outfeed.gateway.lanes import LaneWatch
+from outfeed.gateway.lanes import LaneWatch, Lost
 from outfeed.ring import Ring
 
 from tests.instances import unique
@@ -41,17 +41,17 @@ def test_a_gateway_cannot_serve_without_its_own_lanes(rings: dict[str, Ring], ri
     assert (watch.look(), watch.fatal) == ([], None), "that one is another gateway's"
     spoil(rings[ring], READER)
     (found,) = watch.look()
-    assert found == f"the gateway's {ring} lane is corrupt (at position 64)"
-    assert watch.fatal == found
+    assert found == Lost(f"the gateway's {ring} lane is corrupt (at position 64)", None)
+    assert watch.fatal == found.what
     assert watch.look() == []
-    assert watch.lost == [found]
+    assert watch.lost == [found.what]
 
 
 def test_one_rank_less_is_told_and_the_last_one_is_fatal(rings: dict[str, Ring]) -> None:
     watch = LaneWatch(rings, READER)
     spoil(rings["step"], 1)
-    assert len(watch.look()) == 1
+    assert [lost.rank for lost in watch.look()] == [1]
     assert watch.fatal is None
     spoil(rings["step"], 0)
-    assert len(watch.look()) == 1
+    assert [lost.rank for lost in watch.look()] == [0]
     assert watch.fatal is not None

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from outfeed.gateway.damage import Damage
+from outfeed.gateway.lanes import Lost
 from outfeed.ingress.routes import RouteTable
 from outfeed.ring.board import Board
 from outfeed.sink import Error
@@ -15,10 +16,10 @@ from tests.instances import small_config
 class Lanes:
     """Lanes of which some are found corrupt, each told once."""
 
-    def __init__(self, *lost: str, fatal: str | None = None) -> None:
-        self.found, self.fatal = [*lost], fatal
+    def __init__(self, *lost: Lost) -> None:
+        self.found = [*lost]
 
-    def look(self) -> list[str]:
+    def look(self) -> list[Lost]:
         found, self.found = self.found, []
         return found
 
@@ -29,23 +30,17 @@ class Reader:
     lost_shards: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.told: list[tuple[str, int | None]] = []
         self.memory = False
 
-    def doubt(self) -> None:
-        self._tell("doubt")
-
-    def fail(self, error: Error, *, abort: str) -> None:
-        self._tell(error.message)
-
-    def cut_off(self, shards: frozenset[int]) -> None:
-        assert not shards
-
-    def _tell(self, what: str) -> None:
+    def fail(self, error: Error, *, abort: str, rank: int | None) -> None:
         if not self.memory:
             self.memory = True
             raise MemoryError
-        self.told.append(what)
+        self.told.append((error.message.partition(";")[0], rank))
+
+    def cut_off(self, shards: frozenset[int]) -> None:
+        assert not shards
 
 
 class Ingress:
@@ -63,13 +58,13 @@ def board() -> Iterator[Board]:
 @pytest.mark.parametrize(
     ("lanes", "told"),
     [
-        (Lanes("rank 0's", "rank 1's"), ["doubt", "doubt"]),
-        (Lanes("its own", fatal="its own"), ["its own; the request may have been lost with it"]),
+        (Lanes(Lost("rank 0's", 0), Lost("rank 1's", 1)), [("rank 0's", 0), ("rank 1's", 1)]),
+        (Lanes(Lost("its own", None)), [("its own", None)]),
     ],
-    ids=["one of several", "the only one"],
+    ids=["ranks'", "its own"],
 )
 def test_whom_a_lost_lane_may_have_cost_something_ends_when_there_is_memory_again(
-    board: Board, lanes: Any, told: list[str]
+    board: Board, lanes: Any, told: list[tuple[str, int | None]]
 ) -> None:
     reader: Any = Reader()
     egress: Any = None

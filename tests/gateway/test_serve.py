@@ -88,7 +88,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     running = Served(
-        *("--gateways", "2", "--readers", "3", "--shards", "1", "--steps-per-second", "500"),
+        *("--gateways", "2", "--readers", "3", "--shards", "1", "--ranks", "2", "--steps-per-second", "500"),
         *("--context-length", "200001", "--served-model-name", "team/replay", "--admin-key", "r00t"),
         *("--heartbeat-limit", "9", "--max-top-logprobs", "7", "--max-answer-bytes", "7654321"),
     )
@@ -406,7 +406,7 @@ def test_a_port_in_use_is_said_before_anything_starts(served: Served) -> None:
 
 def test_the_instance_is_what_the_options_said(served: Served) -> None:
     config = served.here.config
-    assert (config.readers, config.shards, config.ranks, config.heartbeat_limit_s) == (3, 1, 1, 9.0)
+    assert (config.readers, config.shards, config.ranks, config.heartbeat_limit_s) == (3, 1, 2, 9.0)
     assert json.loads(served.ask("GET", "/server_info")[1])["limits"]["answer_bytes"] == 7654321
     body = {"text": "x", "return_logprob": True, "top_logprobs_num": 8}
     status, said = served.ask("POST", "/generate", body)

@@ -76,13 +76,6 @@ def test_a_key_that_no_client_can_send_is_refused(
     assert keys(parser.parse_args(["--api-key=a b", "--admin-key=c"])) == ("a b", "c")
 
 
-def test_the_replay_scheduler_is_one_rank() -> None:
-    command = [sys.executable, str(SERVE), "--ranks", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 2
-    assert "--ranks 2: the replay scheduler is one rank; give --no-replay" in done.stderr
-
-
 def test_what_the_launcher_says_has_one_name_in_front() -> None:
     command = [sys.executable, str(SERVE), "--port", "0", "--instance", "No"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)

@@ -76,6 +76,11 @@ class Rig:
         ends = dict.fromkeys(range(len(streams)), finish) if finish else None
         (port or self.port).push_tokens(routes, ids * len(streams), counts, finishes=ends, timeout=5)
 
+    def adopt(self, *streams: Stream, port: SchedulerPort | None = None) -> None:
+        """Have a rank, rank 0 unless another one's port is given, say that it runs these."""
+        for stream in streams:
+            (port or self.port).adopt(Generate(stream.route, stream.rid, b"\1\0\0\0", {}))
+
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids

@@ -10,11 +10,15 @@ import pytest
 from .commands import SCRIPTS
 
 
-@pytest.mark.parametrize("only", [["--only", "shard"], []], ids=["shards", "everything"])
+@pytest.mark.parametrize(
+    "options",
+    [["--seed", "5", "--only", "shard"], ["--seed", "5"], ["--seed", "94", "--ranks", "2"]],
+    ids=["shards", "everything", "ranks"],
+)
 def test_every_stream_is_identical_or_was_itself_killed(
-    small_tokenizer: Path, small_text: Path, only: list[str]
+    small_tokenizer: Path, small_text: Path, options: list[str]
 ) -> None:
-    command = [sys.executable, str(SCRIPTS / "chaos.py"), "--json", "--kills", "4", "--seed", "5", *only]
+    command = [sys.executable, str(SCRIPTS / "chaos.py"), "--json", "--kills", "4", *options]
     command += ["--tokenizer", str(small_tokenizer), "--text", str(small_text)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -31,7 +35,7 @@ def test_every_stream_is_identical_or_was_itself_killed(
         "leaked_processes",
     ):
         assert result[name] == 0, result
-    if only:
+    if "--only" in options:
         assert result["identical"] == result["streams"]
 
 

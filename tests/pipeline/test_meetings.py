@@ -142,11 +142,11 @@ def test_a_request_ends_whose_scheduler_went_away_when_there_was_no_memory_to_sa
     streams = rig.submit(2)
     fail, tried = rig.front.reader.fail, threading.Event()
 
-    def without_memory(error: Error, *, abort: str | None = None) -> None:
+    def without_memory(error: Error, *, abort: str | None = None, rank: int | None = None) -> None:
         if not tried.is_set():
             tried.set()
             raise MemoryError
-        fail(error, abort=abort)
+        fail(error, abort=abort, rank=rank)
 
     with monkeypatch.context() as patched:
         patched.setattr(rig.front.reader, "fail", without_memory)

@@ -23,7 +23,8 @@ from outfeed.ring.frames import (
 )
 from outfeed.ring.route import make_route
 from outfeed.sidecar import FinishReason, SchedulerPort
-from outfeed.sidecar.port import BEAT_EVERY_NS, TALLIED
+from outfeed.sidecar.port import BEAT_EVERY_NS
+from outfeed.sidecar.tallies import TALLIED
 
 from .conftest import Bench
 from .test_port import OTHERS, A, B, generate
@@ -83,7 +84,7 @@ def test_a_tally_goes_on_until_all_is_told(
     bench: Bench, port: SchedulerPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bit at a time, and behind a full ring later."""
-    monkeypatch.setattr("outfeed.sidecar.port.TALLIED", 3)
+    monkeypatch.setattr("outfeed.sidecar.tallies.TALLIED", 3)
     routes = [make_route(0, 0, slot, 1) for slot in range(0, 64, 7)]
     bench.send(*(generate(route) for route in routes))
     port.recv()
@@ -127,7 +128,7 @@ def test_a_request_that_never_came_is_told_as_ended(bench: Bench, port: Schedule
     beat(port)
     (tally,) = tallies(bench)
     assert (NEVER_CAME, 0, Standing.ENDED) in tally.rows
-    assert (A, 0, Standing.RUNNING) in tally.rows
+    assert (A, 0, Standing.RECEIVED) in tally.rows
     bench.send(generate(B))
     assert [type(message).__name__ for message in port.recv()] == ["Generate"]
 
@@ -209,7 +210,7 @@ def test_a_request_whose_slot_a_lost_one_has_is_aborted(bench: Bench, port: Sche
     assert port.recv() == [Abort(A)]
     beat(port)
     (tally,) = tallies(bench)
-    assert sorted(tally.rows) == sorted([(AFTER_A, 0, Standing.ENDED), (B, 0, Standing.RUNNING)])
+    assert sorted(tally.rows) == sorted([(AFTER_A, 0, Standing.ENDED), (B, 0, Standing.RECEIVED)])
 
 
 def test_a_gateway_says_nothing_of_anothers_requests(bench: Bench, port: SchedulerPort) -> None:
@@ -245,14 +246,17 @@ def test_a_gateway_that_names_what_is_no_route_costs_nobody_what_it_sent(
     assert [message.route for message in port.recv()] == [A, B]
 
 
-def test_a_request_without_a_prompt_is_told_as_running(bench: Bench, port: SchedulerPort) -> None:
-    """As a control request it would be vouched for when another rank's lane is lost, and wait for ever."""
+@pytest.mark.parametrize(("ranks", "standing"), [(1, Standing.RUNNING), (2, Standing.RECEIVED)])
+def test_a_request_without_a_prompt_is_no_control_request(
+    bench: Bench, port: SchedulerPort, standing: Standing
+) -> None:
+    """As a control request it would be taken to be rank 0's when another rank is lost, and wait for ever."""
     bench.send(generate(A, tokens=0), Control(CONTROL, "rid", "health"))
     port.recv()
     bench.instance.board.row(Role.SHARD, 0).count("bad_frames")
     beat(port)
     (tally,) = tallies(bench)
-    assert tally.rows == [(A, 0, Standing.RUNNING), (CONTROL, 0, Standing.CONTROL)]
+    assert tally.rows == [(A, 0, standing), (CONTROL, 0, Standing.CONTROL)]
 
 
 @pytest.mark.parametrize("bit", range(0, 400, 41))
@@ -310,8 +314,8 @@ def test_a_gateway_that_died_is_looked_at_again_when_there_was_no_memory_for_its
     assert port.recv() == [Abort(A), Abort(B)]
     beat(port)
     (tally,) = tallies(bench)
-    ended, running = Standing.ENDED, Standing.RUNNING
-    assert sorted(tally.rows) == sorted([(A, 0, ended), (B, 0, ended), (OTHERS, 0, running)]), (
+    ended, received = Standing.ENDED, Standing.RECEIVED
+    assert sorted(tally.rows) == sorted([(A, 0, ended), (B, 0, ended), (OTHERS, 0, received)]), (
         "in case it lives"
     )
     port._look_due = 0

@@ -9,7 +9,7 @@ import pytest
 from outfeed.ring.batch import decode_batch
 from outfeed.ring.frames import Abort, Generate, Live, Tag
 from outfeed.ring.route import make_route
-from outfeed.sidecar import FinishReason, SchedulerPort
+from outfeed.sidecar import FinishReason, SchedulerPort, tallies
 from outfeed.sidecar import port as port_module
 
 from tests.limits import failing_at
@@ -43,6 +43,7 @@ def test_whichever_allocation_fails_a_step_that_was_refused_did_not_go_out(
     refused = 0
     for at in ALLOCATIONS:
         for route in (GOING_ON, ENDING):
+            port._table.open_received(route, 0)
             port.adopt(Generate(route, "", b"", {}))
         finishes = {1: FinishReason.length(4)}
         port._beat_due = 0
@@ -53,7 +54,7 @@ def test_whichever_allocation_fails_a_step_that_was_refused_did_not_go_out(
                 port.push_tokens(*columns, finishes=finishes)
         except MemoryError:
             failed = True
-        steps = [decode_batch(body) for _, _, body in bench.shard.read()]
+        steps = [decode_batch(body) for _, tag, body in bench.shard.read() if tag == Tag.BATCH]
         bench.shard.release()
         assert len(steps) == (not failed)
         assert port._table.pushed == (
@@ -110,10 +111,10 @@ def test_a_tally_that_finds_no_memory_is_told_at_the_next_look(
         raise MemoryError
 
     port.adopt(Generate(GOING_ON, "", b"", {}))
-    port._tally_at = 0
+    port._tallies.begin()
     port._beat_due = 0
     with monkeypatch.context() as patched:
-        patched.setattr(port_module, "Tally", no_memory)
+        patched.setattr(tallies, "Tally", no_memory)
         call(port)
     assert Tag.TALLY not in [tag for _, tag, _ in bench.shard.read()]
     assert port.alive

@@ -24,7 +24,9 @@ from outfeed.ring.frames import (
     Generate,
     Message,
     Result,
+    Standing,
     Tag,
+    Tally,
     decode,
     encode,
 )
@@ -72,8 +74,17 @@ def test_requests_arrive_in_order(bench: Bench, port: SchedulerPort) -> None:
 
 
 def test_an_abort_arrives_once_and_only_while_its_request_lives(bench: Bench, port: SchedulerPort) -> None:
-    bench.send(generate(A), Abort(A, "a"), Abort(A, "a"), Abort(B, "never came"))
+    bench.send(generate(A), Abort(A, "a"), Abort(A, "a"))
     assert port.recv() == [generate(A), Abort(A, "a")]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_abort_of_what_never_came_is_for_another_rank_or_nobody(
+    bench: Bench, port: SchedulerPort, ranks: int
+) -> None:
+    """The rank 0 before this one had received the request and handed it on."""
+    bench.send(Abort(B, "never came"))
+    assert port.recv() == [Abort(B, "never came")][: ranks - 1]
 
 
 def test_what_was_received_but_not_handled_comes_again_to_the_next_scheduler(bench: Bench) -> None:
@@ -351,9 +362,15 @@ def test_rank_1_pushes_on_its_own_lane_what_it_adopted(bench: Bench, port: Sched
             other.push_tokens([A], [1])
         other.adopt(generate(A, 9))
         other.push_tokens([A], [1])
-        lanes = [(lane, decode_batch(body).prompt_tokens.tolist()) for lane, _, body in bench.shard.read()]
-    assert lanes == [(1, [9])]
-    assert other.recv() == []
+        frames = [
+            (lane, decode_batch(body).prompt_tokens.tolist() if tag == Tag.BATCH else decode(tag, body))
+            for lane, tag, body in bench.shard.read()
+        ]
+        assert frames == [(1, Tally(1, [(A, 0, Standing.RUNNING)])), (1, [9])]
+        assert other.recv() == []
+    for closed in (other.recv, lambda: other.adopt(generate(A))):
+        with pytest.raises(RingClosed, match="the port is closed"):
+            closed()
 
 
 def test_one_rank_one_scheduler(bench: Bench, port: SchedulerPort) -> None:

@@ -174,7 +174,7 @@ def test_another_rank_pushes_what_it_adopted_by_rid(bench: Bench, port: Schedule
         twin = generate(make_route(0, 0, 2, 1), "a")
         assert requests.adopt(twin) == "a@r0/s0/2#1"
         requests.push({"a@r0/s0/2#1": [8], "a": [9]})
-        seen = [(lane, decode_batch(body)) for lane, _, body in bench.shard.read()]
+        seen = [(lane, decode_batch(body)) for lane, tag, body in bench.shard.read() if tag == Tag.BATCH]
     assert [(lane, step.first.tolist(), step.ids.tolist()) for lane, step in seen] == [
         (1, [0], [7]),
         (1, [0, 1], [8, 9]),

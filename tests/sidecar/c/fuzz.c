@@ -76,9 +76,9 @@ static void free_column(uint8_t *at, uint32_t shift) { free(at - shift); }
 static void one_call(outfeed_table *table) {
     uint64_t route = make_route();
     place *p = place_of(route);
-    uint32_t kind = 1 + rnd(2), prompt = rnd(0), was = kind_of(route);
+    uint32_t kind = 1 + rnd(3), prompt = rnd(0), was = kind_of(route);
     int said, expected = p == NULL ? -1 : 0;
-    switch (rnd(3)) {
+    switch (rnd(4)) {
     case 0:
         said = outfeed_rows_open(table, route, prompt, kind);
         if (p != NULL && !was) {
@@ -87,6 +87,14 @@ static void one_call(outfeed_table *table) {
         }
         break;
     case 1:
+        said = outfeed_rows_adopt(table, route, prompt);
+        if (p != NULL && p->route != route) *p = (place){route, 0, prompt, 0}, was = OUTFEED_RECEIVED;
+        if (was == OUTFEED_RECEIVED) {
+            p->kind = OUTFEED_GENERATE;
+            expected = 1;
+        }
+        break;
+    case 2:
         said = outfeed_rows_end(table, route);
         if (was) {
             p->kind = 0;
@@ -134,7 +142,7 @@ static void check_table(const outfeed_table *table) {
         const outfeed_slot *slot = &table->slots[at];
         REQUIRE(slot->route == places[at].route && slot->emitted == places[at].emitted);
         REQUIRE(slot->prompt == places[at].prompt && slot->live == places[at].kind);
-        live += slot->live != 0;
+        live += slot->live == OUTFEED_GENERATE || slot->live == OUTFEED_CONTROL;
     }
     REQUIRE(table->live == live);
 }
@@ -169,7 +177,7 @@ static void one_step(outfeed_table *table) {
     int each = rnd(3) == 0, negative = 0;
     for (uint32_t row = 0; row < rows; row++) {
         do routes[row] = make_route();
-        while (rnd(50) && (place_of(routes[row]) == NULL || kind_of(routes[row]) != OUTFEED_GENERATE));
+        while (rnd(50) && (place_of(routes[row]) == NULL || (kind_of(routes[row]) & OUTFEED_GENERATE) == 0));
         counts[row] = each ? 1 : tokens < TOKENS - 5 ? rnd(5) : 0;
         tokens += counts[row];
     }
