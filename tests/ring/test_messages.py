@@ -136,7 +136,7 @@ def test_route_zero_is_nobodys(message: Message) -> None:
         (Tag.TAKEOVER, [0, -1], "not in the ranges of a shard, a reader"),
         (Tag.TALLY, [0, [[0, 1, 1]]], "not a route, a number of tokens and a standing"),
         (Tag.TALLY, [0, [[1, 1 << 32, 1]]], "not a route, a number of tokens and a standing"),
-        (Tag.TALLY, [0, [[1, 1, 3]]], "not a route, a number of tokens and a standing"),
+        (Tag.TALLY, [0, [[1, 1, 4]]], "not a route, a number of tokens and a standing"),
     ],
 )
 def test_ranges_and_types(tag: Tag, fields: list[object], says: str) -> None:

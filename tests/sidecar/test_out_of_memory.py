@@ -111,6 +111,8 @@ def test_a_tally_that_finds_no_memory_is_told_at_the_next_look(
         raise MemoryError
 
     port.adopt(Generate(GOING_ON, "", b"", {}))
+    port._tallies.say_adopted(0)
+    assert [tag for _, tag, _ in bench.shard.read()] == [Tag.TALLY]
     port._tallies.begin()
     port._beat_due = 0
     with monkeypatch.context() as patched:
