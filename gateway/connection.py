@@ -30,7 +30,7 @@ from .shapes import FAILED, error_json, wants_openai
 log = logging.getLogger(__name__)
 
 LATE_S: Final = 0.05
-"""How long the head of a stream waits for the first event, to go out with it."""
+"""How long the head of a stream waits for the first event, to go out with it; at most twice that."""
 LINGER_S: Final = 2.0
 """How long what a refused client still sends is read and dropped, so that it gets to read the refusal."""
 VANISHED_MS: Final = 60_000
@@ -54,7 +54,9 @@ class Connections:
         self.unread: set[Connection] = set()
         """Those that are not read for now."""
         self._soon: list[Connection] = []
-        self._late: list[Connection] = []
+        self._late: dict[Connection, float] = {}
+        """Those whose stream's head waits for the first event, and until when; oldest first."""
+        self._late_looked_at = False
         self.date = b""
         self.stream_head = b""
         self.sweep()
@@ -83,9 +85,14 @@ class Connections:
 
     def flush_late(self, connection: Connection) -> None:
         """Send what the connection has after a moment, if it has not gone out by then."""
-        if not self._late:
+        self._late.setdefault(connection, time.monotonic() + LATE_S)
+        if not self._late_looked_at:
+            self._late_looked_at = True
             asyncio.get_running_loop().call_later(LATE_S, self._flush_late)
-        self._late.append(connection)
+
+    def flushed(self, connection: Connection) -> None:
+        """Nothing of the connection waits any more."""
+        self._late.pop(connection, None)
 
     def _flush_soon(self) -> None:
         soon, self._soon = self._soon, []
@@ -93,9 +100,14 @@ class Connections:
             connection.flush()
 
     def _flush_late(self) -> None:
-        late, self._late = self._late, []
-        for connection in late:
+        now = time.monotonic()
+        # Those who came since wait on: their first event is most likely on its way.
+        for connection in [one for one, until in self._late.items() if until <= now]:
+            del self._late[connection]
             connection.flush()
+        self._late_looked_at = bool(self._late)
+        if self._late:
+            asyncio.get_running_loop().call_later(LATE_S, self._flush_late)
 
     def drain(self) -> None:
         """Close idle connections, and every other one after its answer."""
@@ -232,6 +244,7 @@ class Connection(asyncio.Protocol):
         if out := self._out:
             data = out[0] if len(out) == 1 else b"".join(out)
             out.clear()
+            self.owner.flushed(self)
             full, self.unsent = self.unsent > self.owner.limits.write_bytes, 0
             if self._transport is not None:
                 self._transport.write(data)

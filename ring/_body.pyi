@@ -12,6 +12,9 @@ ROW_BYTES: int
 TEXT_LENS_AT: int
 EGRESS_ROW_BYTES: int
 
+def check(raw: bytes, seed: int, /) -> int:
+    """Return the check over bytes that core/check.h describes. A BATCH's seed is its header's length."""
+
 def probe(
     raw: bytes, header_len: int, rows: int, data: int, text_at: int, text_bytes: int, /
 ) -> tuple[int, int, int, int]:

@@ -37,9 +37,9 @@ from ._body import (
     ROW_BYTES,
     TEXT_LENS_AT,
     VERSION,
+    check,
     join,
 )
-from ._core import lib
 from .checked import MAX_ROWS, PREFIX, BadBatch, Checked, check_batch
 from .columns import I32, I32_TYPE, U32, U32_TYPE, U64, U64_TYPE
 from .families import FAMILIES, Families, TokenTexts, encode_family, encode_texts, spans
@@ -64,7 +64,6 @@ __all__ = [
 _PADS: Final = tuple(bytes(n) for n in range(8))
 _VIEWS: Final = frozenset(("routes", "first", "counts", "prompt_tokens", "ids", "generated"))
 
-_check: Final = lib.outfeed_check
 _encode_header: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -408,7 +407,7 @@ def _sealed(header_len: int, parts: list[Any]) -> list[Buffer]:
     """Return the prefix and the parts as one: a copy here is cheaper than many parts in the lane's write."""
     rest = _joined(parts)
     size = len(rest)
-    return [PREFIX.pack(header_len, PREFIX_BYTES + size, _check(rest, size, header_len)), rest]
+    return [PREFIX.pack(header_len, PREFIX_BYTES + size, check(rest, header_len)), rest]
 
 
 def _misfit(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) -> str:

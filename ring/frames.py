@@ -8,14 +8,14 @@ wrong. Whose frame it was it does not say: a damaged name is somebody else's.
 BATCH frames are columns, see `batch`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
 import msgspec
 from numpy.typing import NDArray
 
-from ._core import lib
+from ._body import check
 from ._fast import View
 from .route import MAX_READERS, MAX_SHARDS, MAX_SLOTS, reader_of
 
@@ -257,7 +257,6 @@ TAG_OF: dict[type[Message | Handover], Tag] = {
 }
 
 _STANDINGS = frozenset(Standing)
-_check: Callable[[bytes, int, int], int] = lib.outfeed_check
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {tag: msgspec.msgpack.Decoder(struct) for struct, tag in TAG_OF.items()}
 
@@ -269,7 +268,7 @@ def encode(message: Message | Handover) -> bytes:
 
 def seal(tag: int, array: bytes) -> bytes:
     """Return a body: a msgpack array and its check."""
-    return array + _check(array, len(array), tag).to_bytes(SEAL_BYTES, "little")
+    return array + check(array, tag).to_bytes(SEAL_BYTES, "little")
 
 
 def decode(tag: int, body: Buffer) -> Message | Handover:
@@ -289,7 +288,7 @@ def decode(tag: int, body: Buffer) -> Message | Handover:
     raw = bytes(body)  # what is checked is what is used, whatever its writer does meanwhile
     array = raw[:-SEAL_BYTES]
     try:
-        if _check(array, len(array), tag) != int.from_bytes(raw[len(array) :], "little"):
+        if check(array, tag) != int.from_bytes(raw[len(array) :], "little"):
             raise msgspec.MsgspecError("its seal is not that of its bytes: it was changed, torn or cut off")
         message: Message | Handover = decoder.decode(array)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

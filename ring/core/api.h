@@ -149,8 +149,8 @@ typedef struct consumer_stats {
 int ring_lane_stats(const ring *r, uint32_t lane, lane_stats *out);
 int ring_consumer_stats(const ring *r, uint32_t index, consumer_stats *out);
 
-/* The check over a BATCH body, see check.h. `seed` is its header_len. Safe on any bytes. */
-uint64_t outfeed_check(const uint8_t *data, size_t size, uint64_t seed);
+/* Columns of a body (check.c). Safe on any bytes. */
+
 /* The sum of `count` u32 at offset `at`; UINT64_MAX when they are not within `size`. */
 uint64_t outfeed_sum_u32(const uint8_t *data, size_t size, size_t at, size_t count);
 /* Whether they are within `size`, each above the one before it and below `limit`. */

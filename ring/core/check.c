@@ -1,9 +1,8 @@
-#include "check.h"
-#include "api.h"
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
 
-uint64_t outfeed_check(const uint8_t *data, size_t size, uint64_t seed) {
-    return outfeed_check_bytes(data, size, seed);
-}
+#include "api.h"
 
 uint64_t outfeed_sum_u32(const uint8_t *data, size_t size, size_t at, size_t count) {
     uint64_t sum = 0;

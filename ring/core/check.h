@@ -1,4 +1,4 @@
-/* The check over a BATCH body: tells a changed, torn or reordered body from a whole one.
+/* The check over a body: tells a changed, torn or reordered body from a whole one.
  *
  * Four lanes of xor, multiply, shift over 8-byte words, then the lanes one after the other. Each step is a
  * bijection of the state for a given word and of the word for a given state, so a change within one word

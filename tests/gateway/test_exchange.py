@@ -4,6 +4,7 @@ from collections.abc import Callable
 from math import inf
 
 import pytest
+from outfeed.gateway import connection
 from outfeed.gateway.exchange import Exchange
 
 from .conftest import Running, Serve, eventually
@@ -118,3 +119,43 @@ def test_a_stream_that_ends_with_its_connection_says_so_in_its_head(
     chunked = b"transfer-encoding: chunked" in head.lower()
     assert chunked == (b"1.1" in request_line)
     assert body == (b"5\r\nfirst\r\n4\r\nlast\r\n0\r\n\r\n" if chunked else b"firstlast")
+
+
+def test_a_head_waits_for_its_own_first_event_however_long_others_wait(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+    exchanges, _ = kept(running)
+    monkeypatch.setattr(connection, "LATE_S", 3600.0)
+    early, late = running.raw(), running.raw()
+    early.send(GET)
+    eventually(lambda: len(exchanges) == 1, "the first request")
+    late.send(GET)
+    eventually(lambda: len(exchanges) == 2, "the second request")
+    connections = running.server.connections
+
+    def first_is_due() -> None:
+        exchanges[0].begin()
+        connections._late[exchanges[0]._connection] = 0.0
+        exchanges[1].begin()
+        connections._flush_late()
+
+    do(running, first_is_due)
+    assert early.until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 OK")
+    assert (exchanges[0]._connection.unsent, exchanges[1]._connection.unsent > 0) == (0, True)
+    do(running, lambda: exchanges[1].send(b"first"))
+    assert late.until(b"first\r\n").startswith(b"HTTP/1.1 200 OK")
+    assert not connections._late
+
+
+def test_a_head_goes_out_by_itself_when_no_event_comes(serve: Serve) -> None:
+    running = serve()
+    exchanges, _ = kept(running)
+    for _ in range(2):  # also when none waited for a while
+        exchanges.clear()
+        client = running.raw()
+        client.send(GET)
+        eventually(lambda: exchanges, "the request")
+        do(running, exchanges[0].begin)
+        assert client.until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 OK")
+        eventually(lambda: not running.server.connections._late_looked_at, "nobody looks any more")

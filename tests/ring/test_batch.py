@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 from outfeed.ring import _body
+from outfeed.ring._body import check, plain, probe
 from outfeed.ring._body import join as join_columns
-from outfeed.ring._body import plain, probe
 from outfeed.ring._core import lib
 from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch, join_steps
 from outfeed.ring.checked import MAX_ROWS, PREFIX, Checked, _check_all
@@ -238,7 +238,7 @@ def all_checks(body: bytes) -> tuple[object, ...] | None:
 def sealed(body: bytearray) -> bytes:
     """Make the prefix right again, so that the other checks stand alone."""
     rest, header_len = bytes(body[16:]), PREFIX.unpack_from(body)[0]
-    return PREFIX.pack(header_len, len(body), lib.outfeed_check(rest, len(rest), header_len)) + rest
+    return PREFIX.pack(header_len, len(body), check(rest, header_len)) + rest
 
 
 @pytest.mark.parametrize("parts", [encode_batch(1, *_columns("<")), egress(), held_back()])

@@ -1,5 +1,6 @@
 """Every message frame: out as it went in, or a rejection."""
 
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,8 @@ from outfeed.ring.frames import (
     seal,
     tally_rows,
 )
+
+from tests.waiting_thread import waiting_thread
 
 ROUTE = (7 << 36) | 42
 OPTIONS = DecodeOptions(stop=["END", "漢"], stop_token_ids=[0, 2], stop_regex=["a+"], detect_stops=True)
@@ -192,6 +195,18 @@ def test_a_tally_of_as_many_rows_as_fit_a_frame_fits_it() -> None:
     for room in (1024, 1 << 16):
         rows = [(2**64 - 1, 2**32 - 1, Standing.ENDED)] * tally_rows(room)
         assert room * 0.9 < len(encode(Tally(255, [*rows]))) <= room
+
+
+def test_a_message_is_sealed_and_read_without_letting_go_of_the_interpreter() -> None:
+    """A gateway's other thread would take it, and giving it back takes longer than the whole message."""
+    sent = Abort(ROUTE, "r1")
+    with waiting_thread() as turns:
+        for _ in range(100):
+            time.sleep(0)
+            before = turns()
+            for _ in range(100):
+                assert decode(Tag.ABORT, encode(sent)) == sent
+            assert turns() == before
 
 
 def test_nesting_without_end_is_refused() -> None:

@@ -14,8 +14,7 @@ from outfeed.sidecar.rows import RowTable
 from outfeed.sidecar.steps import MAX_ROWS, StepWriter
 
 from tests.instances import unique
-
-from .waiting_thread import waiting_thread
+from tests.waiting_thread import waiting_thread
 
 NOBODY = encode_endings(())
 ROUTE = make_route(0, 0, 1, 1)

@@ -28,8 +28,9 @@ from outfeed.sidecar import steps as steps_module
 from outfeed.sidecar.rows import RowTable, address
 from outfeed.sidecar.steps import StepWriter
 
+from tests.waiting_thread import waiting_thread
+
 from .conftest import Bench
-from .waiting_thread import waiting_thread
 
 SLOTS = 64
 GENERATIONS = itertools.count(1)

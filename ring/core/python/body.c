@@ -1,4 +1,4 @@
-/* What is looked at in every BATCH body, in one call per frame: outfeed.ring._body.
+/* What every body is looked at for, in one call per frame: outfeed.ring._body.
  *
  * cffi gives the GIL up around every call. In a gateway its other thread takes it then, and the reader waits
  * to get it back, several times a frame: far longer than the looking takes. These calls keep it.
@@ -46,6 +46,17 @@ static int fits(Py_ssize_t size, Py_ssize_t rows, Py_ssize_t data, Py_ssize_t te
     return text_at <= size && text_bytes >= 0 && BATCH_EGRESS_ROW * rows <= size - text_at &&
            text_bytes <= size - text_at - BATCH_EGRESS_ROW * rows;
 }
+
+static PyObject *check(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 2 || !PyBytes_Check(args[0])) return PyErr_Format(PyExc_TypeError, "check: expected bytes and a seed");
+    uint64_t seed = PyLong_AsUnsignedLongLong(args[1]);
+    if (seed == UINT64_MAX && PyErr_Occurred()) return NULL;
+    const uint8_t *raw = (const uint8_t *)PyBytes_AsString(args[0]);
+    return PyLong_FromUnsignedLongLong(outfeed_check_bytes(raw, (size_t)PyBytes_Size(args[0]), seed));
+}
+
+PyDoc_STRVAR(check_doc, "check(raw, seed, /)\n--\n\nReturn the check over bytes, as core/check.h says.");
 
 static PyObject *probe(PyObject *module, PyObject *args) {
     (void)module;
@@ -262,6 +273,7 @@ PyDoc_STRVAR(join_doc,
 "Raises ValueError when one's columns do not lie in its body.");
 
 static PyMethodDef body_methods[] = {
+    {"check", (PyCFunction)(void (*)(void))check, METH_FASTCALL, check_doc},
     {"join", join, METH_O, join_doc},
     {"plain", plain, METH_O, plain_doc},
     {"probe", probe, METH_VARARGS, probe_doc},
