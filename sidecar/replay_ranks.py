@@ -51,7 +51,7 @@ def sharing(port: SchedulerPort, rank: int) -> Sharing | None:
 
 
 class Handing:
-    """Rank 0's: it gives each request in turn to itself and to every rank that is there."""
+    """Rank 0's: it gives each request in turn to itself and to every rank that is there and not behind."""
 
     def __init__(self, name: str) -> None:
         self._listener = _unix()
@@ -84,6 +84,9 @@ class Handing:
         self._given += 1
         while self._others and self._given % (1 + len(self._others)):
             other = self._others.pop(0)
+            if other.unsent:  # it hangs, or is far behind: it gets no more until it has taken that
+                self._others.append(other)
+                break
             if other.send(message):
                 self._others.append(other)
                 return True
@@ -155,7 +158,9 @@ class Taking:
         if self._link is None:
             time.sleep(min(RETRY_S, timeout))
         else:
-            select.select([self._link], [], [], timeout)
+            poll = select.poll()  # not `select`, which takes no descriptor above 1023
+            poll.register(self._link, select.POLLIN)
+            poll.poll(timeout * 1e3)
 
     def close(self) -> None:
         """Hang up."""

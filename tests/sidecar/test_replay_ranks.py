@@ -9,7 +9,7 @@ from outfeed.ring.board import Role
 from outfeed.ring.frames import Abort, Control, Generate
 from outfeed.ring.route import make_route
 from outfeed.sidecar import SchedulerPort
-from outfeed.sidecar.replay_ranks import Handing, Taking, sharing
+from outfeed.sidecar.replay_ranks import Handing, Received, Taking, sharing
 
 from tests.eventually import until
 
@@ -106,6 +106,26 @@ def test_every_rank_hears_of_an_abort_and_only_rank_0_of_an_operation(
         assert isinstance(request, Generate)
         assert heard == aborts
         assert not port.is_live(request.route)
+
+
+def test_a_rank_that_takes_nothing_gets_no_more_than_its_socket_and_one_request_hold(
+    ports: list[SchedulerPort], hands: Handing, takes: list[Taking]
+) -> None:
+    ids = bytes(4 << 18)
+    sent = [Generate(make_route(0, 0, slot, 1), "", ids, {}) for slot in range(32)]
+    kept = hands.share(ports[0], sent)
+    assert len(kept) > len(sent) / 2, "in turn it would be a third"
+    assert all(0 < len(other.unsent) < 2 * len(ids) for other in hands._others)
+    got: list[Received] = []
+
+    def all_have_come() -> bool:
+        hands.share(ports[0], [])
+        for port, taking in zip(ports[1:], takes, strict=True):
+            got.extend(taking.share(port, []))
+        return len(kept) + len(got) >= len(sent)
+
+    until("what waited to be taken", all_have_come)
+    assert sorted(message.route for message in [*kept, *got]) == [message.route for message in sent]
 
 
 def test_who_is_gone_gets_nothing_and_who_comes_back_does(
