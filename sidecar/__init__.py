@@ -1,4 +1,4 @@
-"""The scheduler's side: the one port a scheduler imports, and a replay scheduler that uses it.
+"""The scheduler's side: the one port a scheduler imports, SGLang's way to it, and a replay scheduler.
 
 Knows the request and step rings. Must not know sinks, HTTP or how a shard decodes.
 """

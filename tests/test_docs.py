@@ -37,7 +37,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 MIB = 1 << 20
 # Options of other programs, and options that are no more.
-NOT_OURS = {"--no-deps", "--shm-size", "--replay"}
+NOT_OURS = {"--no-deps", "--shm-size", "--replay"} | {
+    "--model-path",
+    "--dp-size",
+    "--enable-return-hidden-states",
+}
 
 
 def text(page: str) -> str:
