@@ -98,8 +98,16 @@ class FrontBackend:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._table: TokenTable | None = None
-        try:  # now: when a client asks for bytes, there may be no file left to open
-            self._table = TokenTable.read(segment_name(front.instance.name, "tokens"))
+        self._looked = False
+        self._look_for_table()
+
+    def _look_for_table(self) -> None:
+        """Read the bytes of tokens, which an instance that is only starting has not laid out yet."""
+        if self._front.board.phase == Phase.STARTING:
+            return
+        self._looked = True
+        try:  # early: when a client asks for bytes, there may be no file left to open
+            self._table = TokenTable.read(segment_name(self._front.instance.name, "tokens"))
         except (OSError, RingError, TableError) as error:
             log.warning("the bytes of tokens are not known: %s", error)
 
@@ -120,6 +128,8 @@ class FrontBackend:
 
     async def submit(self, body: Any) -> list[Stream]:
         """Check and submit a `/generate` body; one stream per prompt. Raises ingress.Refused."""
+        if not self._looked:
+            self._look_for_table()
         return [*await self._front.submit(body)]
 
     async def control(self, op: str, body: bytes, timeout: float) -> bytes:

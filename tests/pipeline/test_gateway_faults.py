@@ -17,7 +17,7 @@ from outfeed.gateway.front import TURN_PROMPTS, Answered, Front
 from outfeed.ingress.errors import Unavailable
 from outfeed.ingress.register import Ingress
 from outfeed.ring import Frame, Ring, segment
-from outfeed.ring.board import Role, State
+from outfeed.ring.board import Phase, Role, State
 from outfeed.ring.instance import Instance
 from outfeed.ring.names import segment_name
 from outfeed.sidecar import Abort, FinishReason, Generate
@@ -86,6 +86,24 @@ def test_it_knows_the_bytes_of_tokens_when_no_file_can_be_opened_any_more(
     assert backend.token_bytes(half) == "ö".encode()[:1]
     assert backend.is_special(rig.tokenizer.token_to_id("<|end|>"))
     assert not backend.is_special(half)
+
+
+def test_a_gateway_started_with_its_instance_knows_the_bytes_of_tokens_later(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The table is laid out while the instance starts; who came before it must not go without for good."""
+    table = Path("/dev/shm", segment_name(rig.name, "tokens"))
+    kept = table.rename(table.with_name(f"{table.name}-later"))
+    rig.front.board.phase = Phase.STARTING
+    backend = FrontBackend(rig.front)
+    assert backend.token_bytes(65) is None
+    assert caplog.text == "", "nothing is amiss yet"
+    kept.rename(table)
+    rig.front.board.phase = Phase.RUNNING
+    (stream,) = asyncio.run(backend.submit({"input_ids": [1]}))
+    stream.close()
+    (half, _) = rig.encode("ö")
+    assert backend.token_bytes(half) == "ö".encode()[:1]
 
 
 def test_without_a_table_of_tokens_it_serves_all_the_same(rig: Rig) -> None:
