@@ -140,7 +140,14 @@ class SGLangServer:
     def _message(self, port: SchedulerPort, message: Generate | Abort | Control) -> list[Any]:
         match message:
             case Generate():
-                return [_generate(self._name(message), message)]
+                name = self._name(message)
+                try:
+                    return [_generate(name, message)]
+                except TypeError as error:  # SGLang's types have other fields than the release this is for
+                    log.error("SGLang does not take requests of this form: %s", error)
+                    self._forget(name)
+                    why = f"the engine does not take this request: {error}; its log says the same"
+                    port.push_error(message.route, 500, "not_taken", why, timeout=PUSH_WAIT_S)
             case Abort(route=route):
                 name = self._names.get(route)
                 if name is None:

@@ -198,6 +198,24 @@ def test_a_request_comes_as_sglangs_own_message(bench: Bench, server: SGLangServ
     assert (second.return_logprob, second.logprob_start_len, second.token_ids_logprob) == (False, -1, None)
 
 
+def test_a_release_with_other_fields_costs_the_requests_and_not_the_scheduler(
+    bench: Bench, server: SGLangServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.managers import io_struct
+
+    def other(**fields: Any) -> None:
+        raise TypeError("Unexpected keyword argument 'input_ids'")
+
+    with monkeypatch.context() as context:
+        context.setattr(io_struct, "TokenizedGenerateReqInput", other)
+        bench.send(generate(A))
+        assert server.drain(0) == []
+    (error,) = frames(bench)
+    assert (error.route, error.status, error.type) == (A, 500, "not_taken")
+    assert "Unexpected keyword argument 'input_ids'" in error.message
+    assert len(received(bench, server, B)) == 1
+
+
 def test_no_name_is_the_beginning_of_another_nor_of_a_health_check(
     bench: Bench, server: SGLangServer
 ) -> None:
