@@ -5,8 +5,8 @@ drains requests from it and pushes batches to it. `register`, a plugin of SGLang
 puts this one there when OUTFEED_INSTANCE names an instance. The scheduler outlives instances: while there is
 none it has no requests, and the next one of that name is attached to.
 
-A request is named `<route>:<rid>` at SGLang. Routes, of 16 digits, come first: SGLang aborts whatever begins
-with the name it is given, and takes names that begin with a certain word for its own health checks.
+A request is named `<route>:<rid>` at SGLang: it aborts whatever begins with the name it is given, and takes
+names that begin with a certain word for its health checks. No route with its colon begins another name.
 
 Must not know HTTP, nor import anything of SGLang before SGLang calls.
 """
@@ -140,12 +140,12 @@ class SGLangServer:
     def _message(self, port: SchedulerPort, message: Generate | Abort | Control) -> list[Any]:
         match message:
             case Generate():
-                name = self._name(message)
+                asked = self._name(message)
                 try:
-                    return [_generate(name, message)]
+                    return [_generate(asked, message)]
                 except TypeError as error:  # SGLang's types have other fields than the release this is for
                     log.error("SGLang does not take requests of this form: %s", error)
-                    self._forget(name)
+                    self._forget(asked)
                     why = f"the engine does not take this request: {error}; its log says the same"
                     port.push_error(message.route, 500, "not_taken", why, timeout=PUSH_WAIT_S)
             case Abort(route=route):
@@ -165,7 +165,7 @@ class SGLangServer:
         return []
 
     def _name(self, message: Generate | Control) -> str:
-        name = f"{message.route:016x}:{message.rid}"
+        name = f"{message.route:x}:{message.rid}"
         self._routes[name] = message.route
         self._names[message.route] = name
         return name

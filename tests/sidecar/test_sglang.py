@@ -454,6 +454,37 @@ def test_a_ring_that_stays_full_costs_the_requests_and_not_the_scheduler(
     assert again.rid == a, "it comes once more, and after the end of what it was"
 
 
+def test_what_came_with_what_made_it_leave_is_aborted_at_once(
+    bench: Bench, server: SGLangServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang, "PUSH_WAIT_S", 0.01)
+    (a,) = received(bench, server, A)
+    assert server._port is not None
+    for _ in range(4):
+        server._port.push_tokens([A], [1] * 3900, [3900])  # nobody reads: not even an answer has room
+    bench.send(generate(B), *(Control(make_route(0, 0, slot, 1), "x", "health") for slot in range(3, 60)))
+    b, *aborts = server.drain(0)
+    assert server._port is None
+    assert [(type(message).__name__, message.rid) for message in aborts] == [
+        ("AbortReq", a),
+        ("AbortReq", b.rid),
+    ]
+
+
+def test_nothing_is_kept_of_who_has_ended(bench: Bench, server: SGLangServer) -> None:
+    from sglang.srt.managers.io_struct import AbortReq
+
+    a, b, c, d = received(bench, server, *(make_route(0, 0, slot, 1) for slot in range(4)))
+    bench.send(Control(make_route(0, 0, 5, 1), "x", "flush_cache"), Abort(make_route(0, 0, 3, 1)))
+    flush, _ = server.drain(0)
+    assert (len(server._routes), len(server._names)) == (4, 4)
+    push(server, [a, b], [[1], [2]], LENGTH, {"type": "stop", "matched": b"no JSON"})
+    server.push_abort(AbortReq(rid=c), None)
+    server.push_control_output(flush, {})
+    assert d not in server._routes
+    assert (server._routes, server._names) == ({}, {})
+
+
 def test_an_instance_that_another_scheduler_serves_is_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
