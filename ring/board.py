@@ -125,7 +125,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_EACH)]
 _Bytes = Annotated[int, msgspec.Meta(ge=MIN_LANE_BYTES, le=MAX_LANE_BYTES)]
 
 
-class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, kw_only=True):
+class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance was started with. Sizes are bytes per lane, powers of two.
 
     What its gateways check requests against, and how its shards stop, is here too, so that every process of

@@ -276,6 +276,7 @@ def sample() -> bytes:
         (0, 2, "version is 2; this side speaks 1"),
         (1, -1, "stamp_ns is -1, not in"),
         (2, 4, "header implies .* bytes, the body has"),
+        (1, 2**64 - 1, None),
         (2, 1 << 21, "rows is 2097152, not in 0..1048576"),
         (3, 4, "header implies .* bytes, the body has"),
         (3, 2**63, "tokens is 9223372036854775808, not in"),
