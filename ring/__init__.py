@@ -4,7 +4,8 @@ Knows segments, lanes, consumers, doorbells and the bytes of a frame. Must not k
 sink, a sampling parameter or a scheduler is: every other room imports this one, it imports none.
 """
 
-from .consumer import Consumer, Frame, View, wait
+from ._fast import View
+from .consumer import Consumer, Frame, wait
 from .doorbell import Doorbell
 from .errors import (
     BadCapacity,

@@ -20,6 +20,12 @@ def probe(
 ) -> tuple[int, int, int, int]:
     """Return (sum of counts, sum of text_lens, where a row's text begins inside a character or -1, check)."""
 
+def total(raw: bytes, at: int, count: int, /) -> int:
+    """Return the sum of `count` u32 at `at`. Raises ValueError when they do not lie in the body."""
+
+def ascends(raw: bytes, at: int, count: int, limit: int, /) -> bool:
+    """Return whether each of `count` u32 at `at` is above the one before it and below `limit`."""
+
 def plain(raw: bytes, /) -> tuple[int, int, int, int, int] | None:
     """Return (data, stamp_ns, rows, tokens, text_bytes) of a body that passes every check.
 

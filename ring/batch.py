@@ -40,26 +40,11 @@ from ._body import (
     check,
     join,
 )
-from .checked import MAX_ROWS, PREFIX, BadBatch, Checked, check_batch
+from .checked import MAX_ROWS, PREFIX, Checked, check_batch
 from .columns import I32, I32_TYPE, U32, U32_TYPE, U64, U64_TYPE
 from .families import FAMILIES, Families, TokenTexts, encode_family, encode_texts, spans
 from .finish import FinishReason
 from .frames import Buffer
-
-__all__ = [
-    "BadBatch",
-    "Batch",
-    "Checked",
-    "Core",
-    "as_batch",
-    "check_batch",
-    "decode_batch",
-    "egress_header",
-    "encode_batch",
-    "encode_endings",
-    "encode_families",
-    "join_steps",
-]
 
 _PADS: Final = tuple(bytes(n) for n in range(8))
 _VIEWS: Final = frozenset(("routes", "first", "counts", "prompt_tokens", "ids", "generated"))
@@ -230,16 +215,19 @@ def encode_endings(finishes: Iterable[tuple[int, FinishReason]]) -> bytes:
     return _encode_header(_endings(finishes))
 
 
-def egress_header(
+def encode_header(
     stamp_ns: int,
     rows: int,
     tokens: int,
-    text_bytes: int,
+    text_bytes: int | None,
     finishes: Iterable[tuple[int, FinishReason]] = (),
     ended: Sequence[int] = (),
+    families: Sequence[tuple[int, int, int] | None] = (),
+    texts: tuple[int, int, int] | None = None,
 ) -> bytes:
-    """Return the header of an egress form without families, for whoever writes its columns in C itself."""
-    return _header(stamp_ns, rows, tokens, finishes, text_bytes, (), None, ended)
+    """Return a header, for whoever writes the columns in C itself; `families` and `texts` are their sizes."""
+    header = (VERSION, stamp_ns, rows, tokens, _endings(finishes), text_bytes, families, texts)
+    return _encode_header((*header, ended) if ended else header)
 
 
 def encode_batch(
@@ -257,12 +245,13 @@ def encode_batch(
     families: Families = (),
     texts: TokenTexts | None = None,
     ended: Sequence[int] = (),
-) -> list[Buffer]:
+) -> list[bytes]:
     """Return a BATCH body as the parts (two) for one lane write.
 
     Shapes and types are those of Batch; `generated`, `text_lens` and `text` come together (egress form) or
     not at all (step form). Raises ValueError naming the column when they do not fit each other. The text is
-    taken as it is: a reader rejects the frame if it is not UTF-8, or a row's part begins inside a character.
+    taken as it is, token texts too: a reader rejects the frame if it is not UTF-8, or a part of it begins
+    inside a character.
     """
     rows = len(routes)
     columns: list[Any] = [routes, first, counts, prompt_tokens, ids]
@@ -275,12 +264,13 @@ def encode_batch(
     if families:
         sizes = _add_families(columns, rows, families)
     if texts is not None:
-        texts_size, added = encode_texts(texts, rows)
+        texts_size, added = encode_texts(texts)
         columns += added
-    header = _header(stamp_ns, rows, len(ids), finishes, text_bytes, sizes, texts_size, ended)
+    header = encode_header(stamp_ns, rows, len(ids), text_bytes, finishes, ended, sizes, texts_size)
     header_len = len(header)
-    columns.insert(0, header + _PADS[-header_len % 8])
-    return _sealed(header_len, columns)
+    # One part: a copy here is cheaper than many parts in the lane's write.
+    rest = _joined([header + _PADS[-header_len % 8], *columns])
+    return [PREFIX.pack(header_len, PREFIX_BYTES + len(rest), check(rest, header_len)), rest]
 
 
 def encode_families(families: Families, rows: int) -> tuple[bytes, bytes]:
@@ -336,9 +326,8 @@ def _add_text(
     """Append the egress form's columns; return the number of bytes of text."""
     if generated is None or text_lens is None or text is None:
         raise ValueError("the egress form needs generated, text_lens and text together")
-    for name, column in (("generated", generated), ("text_lens", text_lens)):
-        if column.dtype != U32_TYPE or len(column) != rows:
-            raise ValueError(f"{name} is {column.dtype}[{len(column)}], not {U32_TYPE}[{rows}]")
+    _check_column("generated", generated, U32_TYPE, rows)
+    _check_column("text_lens", text_lens, U32_TYPE, rows)
     text_bytes = text.nbytes if isinstance(text, np.ndarray | memoryview) else len(text)
     total = int(np.add.reduce(text_lens))
     if total != text_bytes:
@@ -368,32 +357,24 @@ def _endings(finishes: Iterable[tuple[int, FinishReason]]) -> Sequence[tuple[int
     return [(row, reason.to_json()) for row, reason in finishes] if finishes else ()
 
 
-def _header(
-    stamp_ns: int,
-    rows: int,
-    tokens: int,
-    finishes: Iterable[tuple[int, FinishReason]],
-    text_bytes: int | None,
-    families: Sequence[tuple[int, int, int] | None],
-    texts: tuple[int, int, int] | None,
-    ended: Sequence[int],
-) -> bytes:
-    header = (VERSION, stamp_ns, rows, tokens, _endings(finishes), text_bytes, families, texts)
-    return _encode_header((*header, ended) if ended else header)
-
-
 def _check_core(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) -> None:
     """Raise ValueError unless the core columns fit each other."""
-    if not (
-        routes.dtype == U64_TYPE
-        and first.dtype == counts.dtype == prompt_tokens.dtype == U32_TYPE
-        and ids.dtype == I32_TYPE
-        and len(first) == len(counts) == len(prompt_tokens) == len(routes) <= MAX_ROWS
-    ):
-        raise ValueError(_misfit(routes, first, counts, prompt_tokens, ids))
+    rows = len(routes)
+    if rows > MAX_ROWS:
+        raise ValueError(f"{rows} rows in a BATCH; at most {MAX_ROWS}: split the step")
+    _check_column("routes", routes, U64_TYPE, rows)
+    _check_column("first", first, U32_TYPE, rows)
+    _check_column("counts", counts, U32_TYPE, rows)
+    _check_column("prompt_tokens", prompt_tokens, U32_TYPE, rows)
+    _check_column("ids", ids, I32_TYPE, len(ids))
     total = int(np.add.reduce(counts))
     if total != len(ids):
         raise ValueError(f"counts add up to {total} tokens, but ids has {len(ids)}")
+
+
+def _check_column(name: str, column: NDArray[Any], dtype: np.dtype[Any], length: int) -> None:
+    if column.dtype != dtype or len(column) != length:
+        raise ValueError(f"{name} is {column.dtype}[{len(column)}], not {dtype}[{length}]")
 
 
 def _joined(columns: list[Any]) -> bytes:
@@ -401,28 +382,3 @@ def _joined(columns: list[Any]) -> bytes:
         return b"".join(columns)
     except TypeError as error:  # which is what `join` makes of a BufferError
         raise ValueError(f"a column is not a contiguous buffer: {error}") from error
-
-
-def _sealed(header_len: int, parts: list[Any]) -> list[Buffer]:
-    """Return the prefix and the parts as one: a copy here is cheaper than many parts in the lane's write."""
-    rest = _joined(parts)
-    size = len(rest)
-    return [PREFIX.pack(header_len, PREFIX_BYTES + size, check(rest, header_len)), rest]
-
-
-def _misfit(routes: U64, first: U32, counts: U32, prompt_tokens: U32, ids: I32) -> str:
-    """Say which core column does not fit."""
-    rows = len(routes)
-    if rows > MAX_ROWS:
-        return f"{rows} rows in a BATCH; at most {MAX_ROWS}: split the step"
-    for name, column, dtype in (
-        ("routes", routes, U64_TYPE),
-        ("first", first, U32_TYPE),
-        ("counts", counts, U32_TYPE),
-        ("prompt_tokens", prompt_tokens, U32_TYPE),
-        ("ids", ids, I32_TYPE),
-    ):
-        expected = len(ids) if name == "ids" else rows
-        if column.dtype != dtype or len(column) != expected:
-            return f"{name} is {column.dtype}[{len(column)}], not {dtype}[{expected}]"
-    raise AssertionError("all core columns fit")

@@ -38,7 +38,7 @@ import msgspec
 from .errors import NotARing, OtherNamespace, WrongVersion
 from .names import check_instance, segment_name
 from .owner import Owner, space
-from .segment import Segment, attach, create, unlink
+from .segment import Segment, attach, create
 
 MAGIC: Final = b"OUTFEEDB"
 VERSION: Final = 4
@@ -48,11 +48,9 @@ MIN_LANE_BYTES: Final = 1 << 12
 MAX_LANE_BYTES: Final = 1 << 30
 MAX_HEARTBEAT_LIMIT_S: Final = 3600
 
-_HEADER: Final = struct.Struct("<8sIIII")
-_HEADER_BYTES: Final = 56
+_HEADER: Final = struct.Struct("<8sIIII24xQ")
 _LAUNCHER_WORD: Final = 4  # u64 index of the launcher's owner word in the header
 _PHASE_WORD: Final = 5
-_SPACE_WORD: Final = 6
 _CONFIG_AT: Final = 4096
 _ROWS_AT: Final = 65536
 _ROW_WORDS: Final = 32
@@ -127,7 +125,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_EACH)]
 _Bytes = Annotated[int, msgspec.Meta(ge=MIN_LANE_BYTES, le=MAX_LANE_BYTES)]
 
 
-class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=False, kw_only=True):
+class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance was started with. Sizes are bytes per lane, powers of two.
 
     What its gateways check requests against, and how its shards stop, is here too, so that every process of
@@ -284,7 +282,7 @@ class Board:
         self._segment = segment
         self._words = memoryview(segment.memory).cast("Q")
         # header and configuration, if this process made them
-        self._kept: tuple[bytearray, bytes] | None = None
+        self._kept: tuple[array[int], bytes] | None = None
         self._places = _places(config)
         self.config = config
 
@@ -308,12 +306,9 @@ class Board:
             )
         rows = _rows(config)
 
-        header = bytearray(_HEADER_BYTES)
-        _HEADER.pack_into(header, 0, MAGIC, VERSION, rows, len(data), crc32(data))
-        with memoryview(header) as view, view.cast("Q") as words:
-            words[_PHASE_WORD] = Phase.STARTING
-            words[_LAUNCHER_WORD] = Owner.me().pack()
-            words[_SPACE_WORD] = space()
+        header = array("Q", _HEADER.pack(MAGIC, VERSION, rows, len(data), crc32(data), space()))
+        header[_PHASE_WORD] = Phase.STARTING
+        header[_LAUNCHER_WORD] = Owner.me().pack()
         name = segment_name(config.instance, "board")
         fill = partial(_store, header=header, data=data)
         board = cls(create(name, _ROWS_AT + rows * _ROW_WORDS * 8, fill), config)
@@ -333,7 +328,8 @@ class Board:
             FileNotFoundError: no instance of that name is there.
             NotARing: the segment is there, but what is in it is no board.
             WrongVersion: it was made by another version of Outfeed.
-            OtherNamespace: it was made in another pid namespace.
+            OtherNamespace: it was made in another pid or time namespace.
+            NotOurs: it is another user's, or open to others.
         """
         name = segment_name(check_instance(instance), "board")
         segment = attach(name)
@@ -352,15 +348,13 @@ class Board:
     @property
     def phase(self) -> Phase:
         """Where the instance is in its life. What is no phase was written over, by no launcher that stops."""
-        word = self._words[_PHASE_WORD]
-        if self._kept is not None:
-            word = int.from_bytes(self._kept[0][8 * _PHASE_WORD : 8 * _PHASE_WORD + 8], "little")
-        return _PHASES.get(word, Phase.RUNNING)
+        words = self._words if self._kept is None else self._kept[0]
+        return _PHASES.get(words[_PHASE_WORD], Phase.RUNNING)
 
     @phase.setter
     def phase(self, phase: Phase) -> None:
         if self._kept is not None:
-            self._kept[0][8 * _PHASE_WORD : 8 * _PHASE_WORD + 8] = phase.to_bytes(8, "little")
+            self._kept[0][_PHASE_WORD] = phase
         self._words[_PHASE_WORD] = phase
 
     def row(self, role: Role, index: int = 0) -> BoardRow:
@@ -390,10 +384,6 @@ class Board:
         """Whether the segment still has a name: nobody has removed it. Not to be asked of a closed one."""
         return self._segment.has_name()
 
-    def unlink(self) -> None:
-        """Remove the segment; processes that have it open keep it until they close it."""
-        unlink(self._segment.name)
-
 
 def _living(*owners: Owner | None) -> Owner | None:
     """Return the first of them that lives, or else the first that is one."""
@@ -401,8 +391,8 @@ def _living(*owners: Owner | None) -> Owner | None:
     return next((owner for owner in named if owner.alive()), named[0] if named else None)
 
 
-def _store(memory: mmap.mmap, header: bytearray, data: bytes) -> None:
-    memory[: len(header)] = header
+def _store(memory: mmap.mmap, header: array[int], data: bytes) -> None:
+    memory[: _HEADER.size] = header.tobytes()
     memory[_CONFIG_AT : _CONFIG_AT + len(data)] = data
 
 
@@ -425,14 +415,14 @@ def _rows(config: InstanceConfig) -> int:
 def _read_config(segment: Segment, name: str) -> InstanceConfig:
     if segment.size < _ROWS_AT:
         raise NotARing(f"{name} holds {segment.size} bytes, a board at least {_ROWS_AT}: not a board")
-    magic, version, rows, length, check = _HEADER.unpack_from(segment.memory)
+    magic, version, rows, length, check, there = _HEADER.unpack_from(segment.memory)
     if magic != MAGIC:
         raise NotARing(f"{name} starts with {magic!r}, a board with {MAGIC!r}: not a board, or one half made")
     if version != VERSION:
         raise WrongVersion(
             f"{name} is a board of version {version}, this Outfeed speaks {VERSION}: use one version"
         )
-    if int.from_bytes(segment.memory[8 * _SPACE_WORD : 8 * _SPACE_WORD + 8], "little") != space():
+    if there != space():
         raise OtherNamespace(name)
     data = bytes(segment.memory[_CONFIG_AT : _CONFIG_AT + length])
     if crc32(data) != check:

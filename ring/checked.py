@@ -23,7 +23,7 @@ from ._body import (
     plain,
     probe,
 )
-from .columns import U64, U64_TYPE, BadColumns, check_utf8
+from .columns import U64, U64_TYPE, BadColumns, check_range, check_same, check_utf8
 from .families import (
     FAMILIES,
     MAX_COUNT,
@@ -180,11 +180,11 @@ def _check_columns(header: _Header, body: bytes, header_len: int, data: int, che
     counted, texts_sum, inside, actual = probe(
         body, header_len, rows, data, text_at if egress else -1, text_bytes or 0
     )
-    _same("counts", counted, "tokens", tokens)
+    check_same("counts", "sum", counted, "tokens", tokens)
     if header.finishes:
         checked.finishes = _finishes(header.finishes, rows)
     if text_bytes is not None:
-        _same("text_lens", texts_sum, "text_bytes", text_bytes)
+        check_same("text_lens", "sum", texts_sum, "text_bytes", text_bytes)
         check_utf8("text", body[text : text + text_bytes], inside)
     if header.families:
         checked.families = [
@@ -204,11 +204,11 @@ def _check_columns(header: _Header, body: bytes, header_len: int, data: int, che
 def _check_core(header: _Header) -> None:
     if header.version != VERSION:
         raise BadColumns(f"version is {header.version}; this side speaks {VERSION}")
-    _check_range("stamp_ns", header.stamp_ns, MAX_STAMP)
-    _check_range("rows", header.rows, MAX_ROWS)
-    _check_range("tokens", header.tokens, MAX_COUNT)
+    check_range("stamp_ns", header.stamp_ns, MAX_STAMP)
+    check_range("rows", header.rows, MAX_ROWS)
+    check_range("tokens", header.tokens, MAX_COUNT)
     if header.text_bytes is not None:
-        _check_range("text_bytes", header.text_bytes, MAX_COUNT)
+        check_range("text_bytes", header.text_bytes, MAX_COUNT)
     elif header.texts is not None:
         raise BadColumns("token_texts in the step form; only the egress form has them")
     if len(header.families) not in (0, FAMILIES):
@@ -236,13 +236,3 @@ def _ended(header: _Header, finishes: Sequence[tuple[int, FinishReason]]) -> lis
         if row not in finished:
             raise BadColumns(f"ended: row {row} has no finish reason")
     return header.ended
-
-
-def _check_range(name: str, value: int, limit: int) -> None:
-    if not 0 <= value <= limit:
-        raise BadColumns(f"{name} is {value}, not in 0..{limit}")
-
-
-def _same(name: str, total: int, total_name: str, expected: int) -> None:
-    if total != expected:
-        raise BadColumns(f"{name} add up to {total}, {total_name} is {expected}")

@@ -25,7 +25,9 @@ class BadColumns(ValueError):
 
 
 def narrowed(found: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
-    """Return whole numbers as another type of such; BadColumns names the first that it cannot hold."""
+    """Return whole numbers as this type of such; BadColumns names the first that it cannot hold."""
+    if found.dtype == dtype:
+        return found
     narrow = found.astype(dtype, copy=False)
     wrong = narrow != found
     if wrong.any():
@@ -68,6 +70,12 @@ def total_of(column: U32) -> int:
     """Return the sum of a column."""
     # u32 elements added up in u64: fewer than 2^31 of them cannot overflow it.
     return int(np.add.reduce(column, dtype=np.uint64))
+
+
+def check_range(name: str, value: int, limit: int) -> None:
+    """Check that a header's number is within 0..limit."""
+    if not 0 <= value <= limit:
+        raise BadColumns(f"{name} is {value}, not in 0..{limit}")
 
 
 def check_same(name: str, what: str, value: int, other: str, expected: int) -> None:

@@ -13,8 +13,6 @@ from .errors import ConsumerBusy, CorruptLane, RingClosed
 from .segment import Segment
 from .writer import address
 
-__all__ = ["Consumer", "Frame", "View", "wait"]
-
 Frame = tuple[int, int, View]
 """(lane, tag, body). A plain tuple: a named one would double what a small frame costs to read."""
 

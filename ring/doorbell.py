@@ -13,8 +13,6 @@ from ._core import ffi, lib
 from .errors import LaneOwned, NotARing, RingClosed, RingError
 from .owner import Owner
 
-__all__ = ["Doorbell"]
-
 LONGEST_SPIN_S = 50e-6
 _TRIES = 8
 

@@ -1,24 +1,5 @@
 """What can go wrong on a ring: one type per thing a caller may do about it."""
 
-__all__ = [
-    "BadCapacity",
-    "ConsumerBusy",
-    "CorruptLane",
-    "FrameTooLarge",
-    "LaneOwned",
-    "LockHeld",
-    "NoRoom",
-    "NoSharedMemory",
-    "NotARing",
-    "NotOurs",
-    "OtherNamespace",
-    "RingClosed",
-    "RingError",
-    "RingFull",
-    "WriterBusy",
-    "WrongVersion",
-]
-
 
 class RingError(Exception):
     """Any refusal of the ring."""

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._core import lib
+from ._body import ascends, total
 from .columns import (
     F32,
     F32_TYPE,
@@ -35,6 +35,7 @@ from .columns import (
     U32_TYPE,
     BadColumns,
     check_ascending,
+    check_range,
     check_same,
     check_text,
     total_of,
@@ -42,9 +43,6 @@ from .columns import (
 )
 
 MAX_COUNT: Final = (1 << 31) - 1
-
-_sum: Final = lib.outfeed_sum_u32
-_ascends: Final = lib.outfeed_ascending_u32
 
 
 class Kind(IntEnum):
@@ -181,7 +179,8 @@ def encode_family(
     name = _NAMES[kind]
     columns: list[NDArray[Any]] = [typed(name, family.rows, U32_TYPE), typed(name, family.counts, U32_TYPE)]
     k, positions = len(family.rows), total_of(family.counts)
-    _check_rows(name, family.rows, family.counts, batch_rows)
+    check_same(name, "rows", k, "counts", len(family.counts))
+    check_ascending(f"{name} rows", family.rows, batch_rows)
     if (family.lengths is not None) != (kind in RAGGED) or (family.ids is None) != (
         kind == Kind.HIDDEN_STATES
     ):
@@ -202,15 +201,8 @@ def encode_family(
     return (k, positions, third), columns
 
 
-def encode_texts(
-    texts: TokenTexts, batch_rows: int
-) -> tuple[tuple[int, int, int], list[NDArray[Any] | bytes]]:
-    """Return the header entry and columns of the token texts; BadColumns when they do not fit."""
-    check_ascending("token_texts rows", texts.rows, batch_rows)
-    check_ascending("token_texts ids", texts.ids, None)
-    check_same("token_texts", "ids", len(texts.ids), "lens", len(texts.lens))
-    check_same("token_texts", "sum of lens", total_of(texts.lens), "bytes", len(texts.text))
-    check_text("token_texts", texts.text, texts.lens)
+def encode_texts(texts: TokenTexts) -> tuple[tuple[int, int, int], list[NDArray[Any] | bytes]]:
+    """Return the header entry and columns of the token texts, which a shard made: who reads them checks."""
     columns: list[NDArray[Any] | bytes] = [
         typed("token_texts", texts.rows, U32_TYPE),
         typed("token_texts", texts.ids, I32_TYPE),
@@ -223,9 +215,7 @@ def encode_texts(
 
 def family_bytes(kind: int, k: int, positions: int, third: int) -> int:
     """Return how many bytes a header entry implies; BadColumns when a number is out of range."""
-    for number in (k, positions, third):
-        if not 0 <= number <= MAX_COUNT:
-            raise BadColumns(f"{_NAMES[kind]}: {number} in its header is not in 0..{MAX_COUNT}")
+    _check_entry(_NAMES[kind], k, positions, third)
     if kind == Kind.HIDDEN_STATES:
         _has_width(_NAMES[kind], positions, third)
         return 4 * (2 * k + positions * third)
@@ -237,10 +227,8 @@ def family_bytes(kind: int, k: int, positions: int, third: int) -> int:
 
 
 def texts_bytes(k: int, ids: int, text: int) -> int:
-    """Return how many bytes the header entry of the token texts implies."""
-    for number in (k, ids, text):
-        if not 0 <= number <= MAX_COUNT:
-            raise BadColumns(f"token_texts: {number} in its header is not in 0..{MAX_COUNT}")
+    """Return how many bytes the header entry of the token texts implies; raises as `family_bytes`."""
+    _check_entry("token_texts", k, ids, text)
     return 4 * (k + 2 * ids) + text + -text % 4
 
 
@@ -251,16 +239,16 @@ def decode_family(kind: int, entry: tuple[int, int, int], body: bytes, at: int, 
     rows: U32 = np.frombuffer(body, U32_TYPE, k, at)
     counts: U32 = np.frombuffer(body, U32_TYPE, k, at + 4 * k)
     # As `check_ascending` and `total_of` do, over the body itself: ten times cheaper for a few rows.
-    if not _ascends(body, len(body), at, k, batch_rows):
+    if not ascends(body, at, k, batch_rows):
         check_ascending(f"{name} rows", rows, batch_rows)
-    check_same(name, "sum of counts", _sum(body, len(body), at + 4 * k, k), "positions", positions)
+    check_same(name, "sum of counts", total(body, at + 4 * k, k), "positions", positions)
     at += 8 * k
     if kind == Kind.HIDDEN_STATES:
         return Family(rows, counts, np.frombuffer(body, F32_TYPE, positions * third, at), width=third)
     lengths: U32 | None = None
     if kind in RAGGED:
         lengths = np.frombuffer(body, U32_TYPE, positions, at)
-        check_same(name, "sum of lengths", _sum(body, len(body), at, positions), "entries", third)
+        check_same(name, "sum of lengths", total(body, at, positions), "entries", third)
         at += 4 * positions
     values: F32 = np.frombuffer(body, F32_TYPE, third, at)
     return Family(rows, counts, values, np.frombuffer(body, I32_TYPE, third, at + 4 * third), lengths)
@@ -281,9 +269,11 @@ def decode_texts(entry: tuple[int, int, int], body: bytes, at: int, batch_rows: 
     return TokenTexts(rows, ids, lens, text)
 
 
-def _check_rows(name: str, rows: U32, counts: U32, batch_rows: int) -> None:
-    check_same(name, "rows", len(rows), "counts", len(counts))
-    check_ascending(f"{name} rows", rows, batch_rows)
+def _check_entry(name: str, *numbers: int) -> None:
+    """Check the numbers of a header entry."""
+    what = f"{name}: a number in its header"
+    for number in numbers:
+        check_range(what, number, MAX_COUNT)
 
 
 def _has_width(name: str, positions: int, width: int) -> None:

@@ -5,7 +5,8 @@ Must not know how a family is written.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +26,8 @@ def flat_family(rows: Iterable[tuple[int, ArrayLike, ArrayLike]]) -> Family | No
     A value of None is NaN. Raises BadColumns, as all makers here: not as many values as ids, no numbers, no
     whole numbers of their types.
     """
-    listed = [(row, _pair(row, values, ids)) for row, values, ids in rows]
+    with _taken_apart("(row, values, ids)"):
+        listed = [(row, _pair(row, values, ids)) for row, values, ids in rows]
     if not listed:
         return None
     return Family(
@@ -43,19 +45,12 @@ def ragged_family(
     listed = list(rows)
     if not listed:
         return None
-    try:
+    with _taken_apart("(row, positions), each position (values, ids) or None"):
         entries = [
             (_NOTHING, _NOTHING) if position is None else _pair(row, *position)
             for row, positions in listed
             for position in positions
         ]
-    except BadColumns:
-        raise
-    except (TypeError, ValueError) as error:  # one of them is not what is taken apart here
-        raise BadColumns(
-            "a row or a position is of another shape: expected rows of (row, positions), each position "
-            "(values, ids) or None"
-        ) from error
     return Family(
         _rows([row for row, _ in listed]),
         np.array([len(positions) for _, positions in listed], U32_TYPE),
@@ -67,17 +62,8 @@ def ragged_family(
 
 def hidden_family(rows: Iterable[tuple[int, ArrayLike]]) -> Family | None:
     """Build hidden states from (row, f32[vectors, width]); all rows have one width."""
-    listed = []
-    for row, given in rows:
-        try:
-            vectors = np.asarray(given)
-        except _UNREADABLE as error:
-            raise _unreadable(row, error) from error
-        if vectors.ndim != 2 or vectors.shape[1] == 0:
-            raise BadColumns(
-                f"hidden states of row {row} have shape {vectors.shape}: expected (vectors, width)"
-            )
-        listed.append((row, vectors))
+    with _taken_apart("(row, vectors)"):
+        listed = [(row, _vectors(row, given)) for row, given in rows]
     if not listed:
         return None
     widths = {vectors.shape[1] for _, vectors in listed}
@@ -89,6 +75,27 @@ def hidden_family(rows: Iterable[tuple[int, ArrayLike]]) -> Family | None:
         _real([vectors.reshape(-1) for _, vectors in listed]),
         width=widths.pop(),
     )
+
+
+@contextmanager
+def _taken_apart(expected: str) -> Iterator[None]:
+    """Refuse rows that cannot be taken apart so."""
+    try:
+        yield
+    except BadColumns:
+        raise
+    except (TypeError, ValueError) as error:
+        raise BadColumns(f"a row or a position is of another shape: expected rows of {expected}") from error
+
+
+def _vectors(row: int, given: ArrayLike) -> NDArray[Any]:
+    try:
+        found = np.asarray(given)
+    except _UNREADABLE as error:
+        raise _unreadable(row, error) from error
+    if found.ndim != 2 or found.shape[1] == 0:
+        raise BadColumns(f"hidden states of row {row} have shape {found.shape}: expected (vectors, width)")
+    return found
 
 
 def _pair(row: int, values: ArrayLike, ids: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -144,4 +151,4 @@ def _whole(parts: list[NDArray[Any]]) -> I32:
         found = _joined("ids", [part for part in parts if part.size])
         if found.dtype.kind not in "iu":
             raise BadColumns(f"ids have dtype {found.dtype}: expected whole numbers")
-    return found if found.dtype == I32_TYPE else narrowed(found, I32_TYPE, "ids")
+    return narrowed(found, I32_TYPE, "ids")

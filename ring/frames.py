@@ -8,7 +8,6 @@ wrong. Whose frame it was it does not say: a damaged name is somebody else's.
 BATCH frames are columns, see `batch`.
 """
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -317,12 +316,6 @@ def check_reader(message: Message | Handover, lane: int) -> None:
         raise BadFrame(f"a {name} frame on the lane of reader {lane} names reader {reader}")
 
 
-def join(parts: Sequence[Buffer]) -> bytes:
-    """Return a frame's parts as one piece, for what keeps a frame outside a lane."""
-    pieces: Sequence[Any] = parts  # numpy's arrays are buffers, which its stubs say only from Python 3.12 on
-    return b"".join(pieces)
-
-
 def _fault(message: Message | Handover) -> str | None:
     """Say what no type can: the ranges. One function, so that they are read in one place."""
     if isinstance(message, Live) and not 0 <= message.first <= message.end <= MAX_SLOTS:
@@ -341,18 +334,12 @@ def _fault(message: Message | Handover) -> str | None:
         return f"route {message.route} is not in 1..2^64-1"
     if isinstance(message, ErrorFrame) and not 400 <= message.status <= 599:
         return f"status {message.status} is not in 400..599"
-    if isinstance(message, Generate) and len(message.input_ids) % 4:
-        return f"input_ids has {len(message.input_ids)} bytes, not a multiple of 4"
-    if isinstance(message, Register | Restore):
-        if len(message.prompt_tail) % 4:
-            return f"prompt_tail has {len(message.prompt_tail)} bytes, not a multiple of 4"
-        if len(message.prompt_tail) > 4 * PROMPT_TAIL:
-            return f"prompt_tail has {len(message.prompt_tail) // 4} ids, more than the last {PROMPT_TAIL}"
-        if message.prompt_tokens < 0:
-            return f"prompt_tokens {message.prompt_tokens} is negative"
-    if isinstance(message, Restore):
-        if len(message.ids) % 4:
-            return f"ids has {len(message.ids)} bytes, not a multiple of 4"
-        if message.text_bytes < 0:
-            return f"text_bytes {message.text_bytes} is negative"
+    for name in ("input_ids", "prompt_tail", "ids"):
+        if (size := len(getattr(message, name, b""))) % 4:
+            return f"{name} has {size} bytes, not a multiple of 4"
+    for name in ("prompt_tokens", "text_bytes"):
+        if (number := getattr(message, name, 0)) < 0:
+            return f"{name} {number} is negative"
+    if isinstance(message, Register | Restore) and len(message.prompt_tail) > 4 * PROMPT_TAIL:
+        return f"prompt_tail has {len(message.prompt_tail) // 4} ids, more than the last {PROMPT_TAIL}"
     return None

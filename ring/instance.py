@@ -87,7 +87,7 @@ class Instance:
 
         Raises:
             InstanceGone: there is none of that name, or its launcher is dead.
-            OtherNamespace: it runs in another pid namespace.
+            OtherNamespace: it runs in another pid or time namespace.
             NotOurs: it is another user's.
         """
         try:
@@ -178,7 +178,7 @@ class Instance:
 
 def running() -> list[str]:
     """Name the instances that a live process has open."""
-    return sorted({names[0] for name in listed(PREFIX) if (names := split_name(name)) and _is_live(names[0])})
+    return [instance for instance in _found() if _is_live(instance)]
 
 
 def sweep_dead(nap: Nap = time.sleep) -> list[str]:
@@ -187,9 +187,8 @@ def sweep_dead(nap: Nap = time.sleep) -> list[str]:
     It waits for the register in `nap`.
     """
     with _register(nap):
-        names = {names[0] for name in listed(PREFIX) if (names := split_name(name))}
-        dead = sorted(name for name in names if not _is_live(name))
-        return [name for name in dead if sweep(segment_name(name, ""))]
+        dead = [instance for instance in _found() if not _is_live(instance)]
+        return [instance for instance in dead if sweep(segment_name(instance, ""))]
 
 
 def leftovers(instance: str) -> list[str]:
@@ -224,6 +223,11 @@ def _register(nap: Nap) -> Iterator[None]:
         yield
     finally:
         os.close(shm)
+
+
+def _found() -> list[str]:
+    """Name the instances that have a file in /dev/shm."""
+    return sorted({names[0] for name in listed(PREFIX) if (names := split_name(name))})
 
 
 def _is_live(instance: str) -> bool:

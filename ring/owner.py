@@ -7,8 +7,6 @@ import os
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["Owner", "space"]
-
 _PID_BITS = 22  # Linux: PID_MAX_LIMIT is 2^22
 _START_BITS = 64 - _PID_BITS  # clock ticks since boot: 1,400 years at 100 Hz
 _DEAD_STATES = "ZXx"

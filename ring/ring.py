@@ -27,8 +27,6 @@ from .owner import Owner, space
 from .stats import ConsumerStats, LaneStats, RingStats
 from .writer import LaneWriter
 
-__all__ = ["Ring"]
-
 _CLAIM_TRIES = 8  # each lost race means that another process got it, and then died, or lives and refuses us
 
 
@@ -122,7 +120,7 @@ class Ring:
         `capacity` is bytes per lane, a power of two of at least 4096. Every cursor holds writers back from
         the start, attached or not, so nothing published before a consumer comes is lost to it.
 
-        Raises BadCapacity, FileExistsError (see `segment.sweep` for stale ones), NoRoom.
+        Raises BadCapacity, FileExistsError (see `segment.sweep` for stale ones), NoRoom, NoSharedMemory.
         """
         size = _check_geometry(lanes, consumers, capacity)
 
@@ -137,13 +135,18 @@ class Ring:
     def attach(cls, name: str) -> Self:
         """Attach a ring that another process made.
 
-        Raises FileNotFoundError, NotARing, WrongVersion, OtherNamespace.
+        Raises FileNotFoundError, NotARing, WrongVersion, OtherNamespace, NotOurs, LockHeld.
         """
         return cls(segment.attach(name))
 
-    def _open(self) -> None:
+    def _must_be_open(self) -> None:
         if self._closed:
             raise RingClosed(f"ring {self.name!r} is closed")
+
+    def _check(self, what: str, count: int, index: int) -> None:
+        self._must_be_open()
+        if not 0 <= index < count:
+            raise IndexError(f"ring {self.name!r} has {what} 0 to {count - 1}, not {index}")
 
     def _claim(self, what: str, word: Callable[[], int], claim: Callable[[int, int], int]) -> None:
         """Claim an owner word for this process, taking it over from a dead one."""
@@ -168,9 +171,7 @@ class Ring:
         Raises LaneOwned while a live process (this one included) has it, CorruptLane, IndexError; RingError
         when there is no memory for it.
         """
-        self._open()
-        if not 0 <= lane < self.lanes:
-            raise IndexError(f"ring {self.name!r} has lanes 0 to {self.lanes - 1}, not {lane}")
+        self._check("lanes", self.lanes, lane)
         held = _held("lane_writer **", lib.writer_close, lib.writer_free, self._memory)
 
         def claim(expected: int, mine: int) -> int:
@@ -192,8 +193,7 @@ class Ring:
         Raises LaneOwned while a live process (this one included) has it, IndexError; RingError when there is
         no memory for it.
         """
-        self._open()
-        self._check_index(index)
+        self._check("consumers", self.consumers, index)
         held = _held("lane_reader **", lib.reader_close, lib.reader_free, self._memory)
         bell = doorbell.name.encode()
 
@@ -205,17 +205,12 @@ class Ring:
         self._handles.add(consumer)
         return consumer
 
-    def _check_index(self, index: int) -> None:
-        if not 0 <= index < self.consumers:
-            raise IndexError(f"ring {self.name!r} has consumers 0 to {self.consumers - 1}, not {index}")
-
     def detach_consumer(self, index: int) -> None:
         """Say that cursor `index` is gone for good: it holds no writer back any more.
 
         Raises LaneOwned while its owner lives, IndexError.
         """
-        self._open()
-        self._check_index(index)
+        self._check("consumers", self.consumers, index)
         self._claim(
             f"consumer {index}",
             lambda: int(lib.consumer_owner(self._ring, index)),
@@ -224,7 +219,7 @@ class Ring:
 
     def stats(self) -> RingStats:
         """Return the ring's statistics; nobody is stopped or slowed."""
-        self._open()
+        self._must_be_open()
         return RingStats(
             name=self.name,
             capacity=self.capacity,
@@ -235,9 +230,7 @@ class Ring:
 
     def quarantined(self, lane: int) -> int | None:
         """Return the position at which `lane` was found corrupt, by whoever looked; None when it is sound."""
-        self._open()
-        if not 0 <= lane < self.lanes:
-            raise IndexError(f"ring {self.name!r} has lanes 0 to {self.lanes - 1}, not {lane}")
+        self._check("lanes", self.lanes, lane)
         return self._lane_stats(lane).quarantined
 
     def _lane_stats(self, lane: int) -> LaneStats:
@@ -253,7 +246,7 @@ class Ring:
             full_events=out.full_events,
             full_seconds=out.full_ns / 1e9,
             high_water=out.high_water,
-            posts=out.posts,
+            bells_rung=out.bells_rung,
             takeovers=out.takeovers,
             quarantined=out.quarantine & ~1 if out.quarantine else None,
         )

@@ -23,20 +23,6 @@ from pathlib import Path
 
 from .errors import LockHeld, NoRoom, NoSharedMemory, NotARing, NotOurs
 
-__all__ = [
-    "Segment",
-    "attach",
-    "create",
-    "discard",
-    "folder",
-    "free_bytes",
-    "in_use",
-    "listed",
-    "lock",
-    "sweep",
-    "unlink",
-]
-
 SHM = Path("/dev/shm")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 # Mapping these pages at once costs a few ms and saves a fault per page in the middle of a stream.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from .owner import Owner
 
-__all__ = ["ConsumerStats", "LaneStats", "RingStats"]
-
 
 @dataclass(frozen=True, slots=True)
 class LaneStats:
@@ -31,7 +29,7 @@ class LaneStats:
     """Time that writes waited for room."""
     high_water: int
     """The most bytes that were ever seen in use."""
-    posts: int
+    bells_rung: int
     """Doorbells rung by its writer."""
     takeovers: int
     """Times a writer took the lane over from a dead one."""

@@ -14,8 +14,6 @@ from .errors import CorruptLane, FrameTooLarge, RingClosed, RingError, RingFull,
 if TYPE_CHECKING:
     from .segment import Segment
 
-__all__ = ["LaneWriter"]
-
 LONGEST_TIMEOUT_S: Final[int] = lib.RING_LONGEST_TIMEOUT_S
 
 
@@ -24,14 +22,10 @@ def address(pointer: Any) -> int:
     return int(ffi.cast("uintptr_t", pointer))
 
 
-_WRITE = address(ffi.addressof(lib, "writer_write"))
-
-
-def nanoseconds(timeout: float) -> int:
-    """Check a timeout in seconds and return it in nanoseconds."""
-    if not 0 <= timeout <= LONGEST_TIMEOUT_S:  # nor is a nan
-        raise ValueError(f"timeout {timeout!r}: expected 0 to {LONGEST_TIMEOUT_S} seconds")
-    return int(timeout * 1e9)
+_WRITE, _RESERVE, _COMMIT, _CANCEL = (
+    address(ffi.addressof(lib, call))
+    for call in ("writer_write", "writer_reserve", "writer_commit", "writer_cancel")
+)
 
 
 class NativeLane(NamedTuple):
@@ -72,19 +66,7 @@ class LaneWriter(Writer):
     @property
     def native(self) -> NativeLane:
         """This lane for a caller in C; all the rules of `reserve` and `commit` hold."""
-        reserve, commit, cancel = (
-            int(ffi.cast("uintptr_t", ffi.addressof(lib, name)))
-            for name in ("writer_reserve", "writer_commit", "writer_cancel")
-        )
-        handle = int(ffi.cast("uintptr_t", self._handle))
-        return NativeLane(handle, reserve, commit, cancel, self._memory, self._refuse)
-
-    def _until(self, left: int, call: Callable[[int], int]) -> int:
-        """Make a C call that may wait, again after each signal (handlers run here), until time is up."""
-        deadline = time.monotonic_ns() + left
-        while (code := call(left)) == lib.RING_INTERRUPTED:
-            left = max(0, deadline - time.monotonic_ns())
-        return code
+        return NativeLane(address(self._handle), _RESERVE, _COMMIT, _CANCEL, self._memory, self._refuse)
 
     def reserve(self, size: int, timeout: float = 0.0) -> memoryview:
         """Return a writable view of a body of `size` bytes in the lane itself; nothing is visible yet.
@@ -98,9 +80,15 @@ class LaneWriter(Writer):
             raise ValueError(f"size {size}: expected 0 to {self.max_frame} bytes")
         if size > self.max_frame:
             self._refuse(lib.RING_TOO_LARGE, 0, size, timeout)
-        left = nanoseconds(timeout)
+        if not 0 <= timeout <= LONGEST_TIMEOUT_S:  # nor is a nan
+            raise ValueError(f"timeout {timeout!r}: expected 0 to {LONGEST_TIMEOUT_S} seconds")
+        left = int(timeout * 1e9)
+        deadline = time.monotonic_ns() + left
         try:
-            code = self._until(left, lambda ns: lib.writer_reserve(self._handle, size, ns, self._offset))
+            while (
+                code := lib.writer_reserve(self._handle, size, left, self._offset)
+            ) == lib.RING_INTERRUPTED:
+                left = max(0, deadline - time.monotonic_ns())  # its handlers have run
             if code == 0:
                 start = self._offset[0]
                 return self._memory[start : start + size]
@@ -113,7 +101,7 @@ class LaneWriter(Writer):
         """Publish the first `size` bytes of the reservation as one frame.
 
         Raises RingError when none is open, FrameTooLarge when `size` is above what was reserved, ValueError
-        when it is below 0. The reservation stays open then.
+        when it is below 0 or the tag not 0-255: the reservation stays open then. CorruptLane: it is gone.
         """
         if size < 0:
             self._refuse(lib.RING_ARGUMENT, tag, size, 0.0)

@@ -4,11 +4,11 @@ Mostly it stays in the kernel, which packs it into a frame's body itself. What n
 row cut short, a frame too large for its lane) becomes a Batch first. Knows Batch; must not know requests.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..ring.batch import Batch, egress_header, encode_batch
+from ..ring.batch import Batch, encode_batch, encode_header
 from ..ring.columns import U32
 from ..ring.families import Family, TokenTexts, spans
 from ..ring.finish import FinishReason
@@ -77,18 +77,18 @@ class Decoded:
         )
         batch.text = b"".join(texts)
 
-    def encode(self) -> list[Buffer]:
+    def encode(self) -> Sequence[Buffer]:
         """Return the egress frame's body, as parts for one lane write."""
         if self._batch is not None:
             return encode(self.batch())
         step = self._step
-        header = egress_header(
+        header = encode_header(
             self._stamp_ns, step.rows, step.tokens, step.text_bytes, self.finishes, self.ended
         )
         return [step.pack(header)]
 
 
-def encode(batch: Batch) -> list[Buffer]:
+def encode(batch: Batch) -> list[bytes]:
     """Return a Batch's body as parts for one lane write."""
     return encode_batch(
         batch.stamp_ns,

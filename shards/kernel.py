@@ -413,7 +413,7 @@ class Step:
         return [64 * word + bit for word in range(4) for bit in range(64) if out.others[word] >> bit & 1]
 
     def pack(self, header: bytes) -> memoryview:
-        """Return this output as a BATCH body behind `header` (see batch.egress_header)."""
+        """Return this output as a BATCH body behind `header` (see batch.encode_header)."""
         return self._kernel.pack(header)
 
 

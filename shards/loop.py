@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 
-from ..ring.batch import BadBatch, Batch, Checked, as_batch, check_batch, join_steps
+from ..ring.batch import Batch, as_batch, join_steps
+from ..ring.checked import BadBatch, Checked, check_batch
 from ..ring.consumer import Consumer, Frame, wait
 from ..ring.errors import CorruptLane, FrameTooLarge
 from ..ring.frames import (

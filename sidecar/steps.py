@@ -156,9 +156,7 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]], name: str) -> NDArra
     if found.ndim != 1:
         shape = f"has shape {found.shape}" if found.ndim else f"is a {type(values).__name__}"
         raise ValueError(f"{name} {shape}: expected a list or an array of one dimension")
-    if found.dtype != dtype:
-        if found.size and found.dtype.kind not in "iu":
-            limits = np.iinfo(dtype)
-            raise ValueError(f"{name} has dtype {found.dtype}: expected whole numbers from 0 to {limits.max}")
-        found = narrowed(found, np.dtype(dtype), name)
-    return np.ascontiguousarray(found)
+    if found.size and found.dtype.kind not in "iu":
+        limits = np.iinfo(dtype)
+        raise ValueError(f"{name} has dtype {found.dtype}: expected whole numbers from 0 to {limits.max}")
+    return np.ascontiguousarray(narrowed(found, np.dtype(dtype), name))

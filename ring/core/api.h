@@ -67,7 +67,6 @@ uint64_t lane_owner(const ring *r, uint32_t lane);
 uint64_t consumer_owner(const ring *r, uint32_t index);
 /* Detach a cursor whose owner word is `expected` (nobody or a dead owner). */
 int consumer_detach(const ring *r, uint32_t index, uint64_t expected, uint64_t mine);
-int consumer_is_detached(const ring *r, uint32_t index);
 
 /* Doorbells (bell.c). */
 
@@ -137,7 +136,7 @@ int readers_wait(bell *b, lane_reader *const *readers, uint32_t count, int64_t t
 /* Statistics (stats.c): any process, any time; each number is read whole, the set is not a snapshot. */
 
 typedef struct lane_stats {
-    uint64_t owner, tail, used, frames, bytes, full_events, full_ns, high_water, posts, takeovers;
+    uint64_t owner, tail, used, frames, bytes, full_events, full_ns, high_water, bells_rung, takeovers;
     uint64_t quarantine; /* position | 1, or 0 */
 } lane_stats;
 
@@ -148,10 +147,3 @@ typedef struct consumer_stats {
 
 int ring_lane_stats(const ring *r, uint32_t lane, lane_stats *out);
 int ring_consumer_stats(const ring *r, uint32_t index, consumer_stats *out);
-
-/* Columns of a body (check.c). Safe on any bytes. */
-
-/* The sum of `count` u32 at offset `at`; UINT64_MAX when they are not within `size`. */
-uint64_t outfeed_sum_u32(const uint8_t *data, size_t size, size_t at, size_t count);
-/* Whether they are within `size`, each above the one before it and below `limit`. */
-int outfeed_ascending_u32(const uint8_t *data, size_t size, size_t at, size_t count, uint32_t limit);

@@ -131,10 +131,7 @@ void caller_close(caller *cached) {
 }
 
 static void caller_open(consumer_block *c, caller *cached, uint32_t turn) {
-    union {
-        uint64_t words[8];
-        char text[RING_NAME_BYTES];
-    } name;
+    bell_name name;
     caller_close(cached);
     for (int i = 0; i < 8; i++) name.words[i] = peek(&c->bell[i]);
     /* Torn while it was being rewritten: its writer is awake then, and looks before it sleeps. */

@@ -6,10 +6,6 @@ uint64_t lane_owner(const ring *r, uint32_t lane) { return peek(&lane_at(r, lane
 
 uint64_t consumer_owner(const ring *r, uint32_t index) { return peek(&consumer_at(r, index)->owner); }
 
-int consumer_is_detached(const ring *r, uint32_t index) {
-    return load_state(&consumer_at(r, index)->state) == CURSOR_DETACHED;
-}
-
 int consumer_detach(const ring *r, uint32_t index, uint64_t expected, uint64_t mine) {
     if (index >= r->consumers || mine == 0) return RING_ARGUMENT;
     consumer_block *c = consumer_at(r, index);

@@ -99,6 +99,12 @@ static inline void wake_writer(lane_block *l) {
     futex_wake(&l->room_parked);
 }
 
+/* A doorbell's name, NUL-padded: in the segment as words. */
+typedef union bell_name {
+    uint64_t words[RING_NAME_BYTES / 8];
+    char text[RING_NAME_BYTES];
+} bell_name;
+
 /* Another process's doorbell, opened when first needed and again when the cursor changes hands. */
 typedef struct caller {
     bell_block *bell;

@@ -96,7 +96,7 @@ typedef struct lane_block {
     word full_events;
     word full_ns;
     word high_water;
-    word posts;
+    word bells_rung;
     word takeovers;
 } lane_block;
 
@@ -110,7 +110,7 @@ static_assert(offsetof(lane_block, body_bytes) == 392, "layout");
 static_assert(offsetof(lane_block, full_events) == 400, "layout");
 static_assert(offsetof(lane_block, full_ns) == 408, "layout");
 static_assert(offsetof(lane_block, high_water) == 416, "layout");
-static_assert(offsetof(lane_block, posts) == 424, "layout");
+static_assert(offsetof(lane_block, bells_rung) == 424, "layout");
 static_assert(offsetof(lane_block, takeovers) == 432, "layout");
 static_assert(sizeof(lane_block) == 4 * LINE, "layout");
 

@@ -28,11 +28,8 @@ struct lane_reader {
     uint32_t index;
     uint32_t turn;
     uint32_t faults; /* lanes in LANE_FAULTY */
-    uint32_t bell_turn;
-    union {
-        uint64_t words[8];
-        char text[RING_NAME_BYTES];
-    } bell; /* the doorbell's name, and its turn in the segment */
+    uint32_t bell_turn; /* the name's in the segment */
+    bell_name bell;
     cursor lanes[];
 };
 

@@ -4,6 +4,10 @@
 
 #include <string.h>
 
+static int is_detached(const ring *r, uint32_t index) {
+    return load_state(&consumer_at(r, index)->state) == CURSOR_DETACHED;
+}
+
 int ring_lane_stats(const ring *r, uint32_t lane, lane_stats *out) {
     if (lane >= r->lanes) return RING_ARGUMENT;
     const lane_block *l = lane_at(r, lane);
@@ -14,13 +18,13 @@ int ring_lane_stats(const ring *r, uint32_t lane, lane_stats *out) {
     out->full_events = peek(&l->full_events);
     out->full_ns = peek(&l->full_ns);
     out->high_water = peek(&l->high_water);
-    out->posts = peek(&l->posts);
+    out->bells_rung = peek(&l->bells_rung);
     out->takeovers = peek(&l->takeovers);
     out->quarantine = peek(&l->quarantine);
     for (uint32_t i = 0; i < r->consumers; i++) {
         uint64_t seen = peek(&head_at(r, i, lane)->high_water);
         if (seen > out->high_water) out->high_water = seen;
-        if (consumer_is_detached(r, i)) continue;
+        if (is_detached(r, i)) continue;
         /* The head first: the tail only grows, so what lies between is never negative. */
         uint64_t head = load_head(&head_at(r, i, lane)->head);
         uint64_t tail = load_tail(&l->tail);
@@ -36,7 +40,7 @@ int ring_consumer_stats(const ring *r, uint32_t index, consumer_stats *out) {
     const consumer_block *c = consumer_at(r, index);
     memset(out, 0, sizeof *out);
     out->owner = peek(&c->owner);
-    out->detached = (uint64_t)consumer_is_detached(r, index);
+    out->detached = (uint64_t)is_detached(r, index);
     out->parked = peek_half(&c->parked);
     out->frames = peek(&c->frames);
     out->bytes = peek(&c->body_bytes);

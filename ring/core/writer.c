@@ -154,7 +154,7 @@ static void publish(lane_writer *w, uint64_t at, int tag, uint64_t size) {
         consumer_block *c = consumer_at(&w->ring, i);
         if (see_flag(&c->parked) && take_flag(&c->parked)) {
             call_consumer(c, &w->callers[i]);
-            bump(&w->shared->posts, 1);
+            bump(&w->shared->bells_rung, 1);
         }
     }
     bump(&w->shared->frames, 1);

@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 from outfeed.ring import Doorbell, Ring
-from outfeed.ring.batch import check_batch, decode_batch, encode_batch
+from outfeed.ring.batch import decode_batch, encode_batch
 from outfeed.ring.board import InstanceConfig, Phase, Role, State
+from outfeed.ring.checked import check_batch
 from outfeed.ring.columns import I32, U32, U64
 from outfeed.ring.frames import DecodeOptions, Register, Tag, encode
 from outfeed.ring.instance import Instance

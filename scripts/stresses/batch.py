@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from outfeed.ring.batch import BadBatch, decode_batch
+from outfeed.ring.batch import decode_batch
+from outfeed.ring.checked import BadBatch
 from outfeed.sink import Done, Frame
 
 # Last on the path, and only here: the material is the tests' own.

@@ -51,7 +51,7 @@ class Ingress:
 def board() -> Iterator[Board]:
     made = Board.create(small_config("lanes"))
     yield made
-    made.unlink()
+    made._segment.unlink()
     made.close()
 
 

@@ -13,7 +13,7 @@ from tests.instances import small_config
 def board() -> Iterator[Board]:
     made = Board.create(small_config("ranks", ranks=2))
     yield made
-    made.unlink()
+    made._segment.unlink()
     made.close()
 
 

@@ -155,6 +155,9 @@ class Damage:
         assert self.refused(core.probe, raw, 3, *held) == (not (lies and (text_at == -1 or text_lies)))
         if lies and text_lies:
             self.walk(raw, rows, data, text_at, text)
+        column_lies = rows >= 0 and data >= 0 and data + 4 * rows <= len(raw)
+        assert self.refused(core.total, raw, held[1], held[0]) == (not column_lies)
+        assert self.refused(core.ascends, raw, held[1], held[0], 1 << 32) == (not column_lies)
         step = SimpleNamespace(raw=raw, data=held[1], rows=held[0], tokens=tokens)
         fits = lies and tokens >= 0 and data + ROW * rows + ID * tokens <= len(raw)
         assert self.refused(core.join, [step, step]) == (not fits)

@@ -9,15 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 from outfeed.ring import _body
-from outfeed.ring._body import check, plain, probe
+from outfeed.ring._body import ascends, check, plain, probe, total
 from outfeed.ring._body import join as join_columns
-from outfeed.ring._core import lib
-from outfeed.ring.batch import BadBatch, Batch, Core, check_batch, decode_batch, encode_batch, join_steps
-from outfeed.ring.checked import MAX_ROWS, PREFIX, Checked, _check_all
+from outfeed.ring.batch import Batch, Core, decode_batch, encode_batch, join_steps
+from outfeed.ring.checked import MAX_ROWS, PREFIX, BadBatch, Checked, _check_all, check_batch
 from outfeed.ring.families import FAMILIES, Family, Kind, TokenTexts
 from outfeed.ring.family_makers import flat_family, hidden_family, ragged_family
 from outfeed.ring.finish import FinishReason
-from outfeed.ring.frames import Buffer, join
 
 LENS = np.array([1, 0, 2], "<u4")
 
@@ -33,11 +31,11 @@ def _columns(order: str) -> list[np.ndarray]:
     ]
 
 
-def body_of(parts: list[Buffer]) -> memoryview:
-    return memoryview(join(parts))
+def body_of(parts: list[bytes]) -> memoryview:
+    return memoryview(b"".join(parts))
 
 
-def step() -> list[Buffer]:
+def step() -> list[bytes]:
     routes, first, counts, prompt_tokens, ids = _columns("<")
     return encode_batch(
         77,
@@ -50,7 +48,7 @@ def step() -> list[Buffer]:
     )
 
 
-def decoded(parts: list[Buffer]) -> Batch:
+def decoded(parts: list[bytes]) -> Batch:
     return decode_batch(body_of(parts))
 
 
@@ -77,7 +75,7 @@ def test_step_form() -> None:
 
 def test_columns_that_went_from_process_to_process_are_taken() -> None:
     columns = pickle.loads(pickle.dumps(_columns("<")))
-    assert join(encode_batch(77, *columns)) == join(encode_batch(77, *_columns("<")))
+    assert b"".join(encode_batch(77, *columns)) == b"".join(encode_batch(77, *_columns("<")))
     lens = pickle.loads(pickle.dumps(np.array([1, 0, 2], "u4")))
     batch = decoded(encode_batch(77, *columns, generated=lens, text_lens=lens, text=b"abc"))
     assert (batch.generated.tolist(), batch.text) == ([1, 0, 2], b"abc")
@@ -135,8 +133,8 @@ def test_a_step_has_no_more_rows_than_a_reader_takes() -> None:
     ],
 )
 def test_what_only_a_reader_gets_is_refused_in_the_step_form(place: int, value: object, says: str) -> None:
-    rest = join(step())[PREFIX.size :]
-    header_len = PREFIX.unpack_from(join(step()))[0]
+    rest = b"".join(step())[PREFIX.size :]
+    header_len = PREFIX.unpack_from(b"".join(step()))[0]
     header = [*msgspec.msgpack.decode(rest[:header_len]), []]
     header[place] = value
     packed = msgspec.msgpack.encode(header)
@@ -152,7 +150,7 @@ def test_c_and_python_have_one_layout() -> None:
     starts = np.cumsum([0, *(column.itemsize for column in _columns("<")[:4])]).tolist()
     assert starts == [0, _body.FIRST_AT, _body.COUNTS_AT, _body.PROMPT_TOKENS_AT, _body.ROW_BYTES]
     lens = np.array([1, 0, 2], "<u4")
-    egress = join(encode_batch(77, *_columns("<"), generated=lens, text_lens=lens, text=b"abc"))
+    egress = b"".join(encode_batch(77, *_columns("<"), generated=lens, text_lens=lens, text=b"abc"))
     step = check_batch(egress)
     assert step.text_at == step.data + 3 * _body.ROW_BYTES + _columns("<")[4].nbytes
     assert egress[step.text_at + 3 * _body.TEXT_LENS_AT :][: lens.nbytes] == lens.tobytes()
@@ -208,14 +206,14 @@ def test_lengths_that_lie_are_added_up_and_walked_no_further_than_the_text() -> 
     assert probe(bytes(body), 0, 3, 16, text_at, 8)[1:3] == (2**33 + 1, 3)
 
 
-def egress() -> list[Buffer]:
+def egress() -> list[bytes]:
     """The three rows with a text in which characters have one to four bytes."""
     text = "aß水🌊".encode()
     lens, generated = np.array([1, 2, 7], "<u4"), np.array([2, 1, 1], "<u4")
     return encode_batch(2**63, *_columns("<"), generated=generated, text_lens=lens, text=text)
 
 
-def held_back() -> list[Buffer]:
+def held_back() -> list[bytes]:
     """One row whose text waits for more: the egress form, without a byte of text."""
     one, none = np.array([1], "<u4"), np.array([0], "<u4")
     columns = np.array([11], "<u8"), none, one, one, np.array([5], "<i4")
@@ -242,9 +240,9 @@ def sealed(body: bytearray) -> bytes:
 
 
 @pytest.mark.parametrize("parts", [encode_batch(1, *_columns("<")), egress(), held_back()])
-def test_the_quick_look_passes_what_all_checks_pass_and_nothing_else(parts: list[Buffer]) -> None:
+def test_the_quick_look_passes_what_all_checks_pass_and_nothing_else(parts: list[bytes]) -> None:
     """Every byte of a usual body in every other value, with a check that fits."""
-    body = bytearray(join(parts))
+    body = bytearray(b"".join(parts))
     assert plain(bytes(body)) is not None
     passed = 0
     for place in range(len(body)):
@@ -310,16 +308,36 @@ def test_hidden_states_of_no_width_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "count"), [(41, 0), (44, 1), (40, 1), (37, 1), (0, 11), (0, 2**62), (2**63, 1)]
+    ("at", "count"),
+    [(41, 0), (44, 1), (40, 1), (37, 1), (0, 11), (0, 2**62), (2**63 - 1, 1), (-4, 1), (0, -1)],
 )
-def test_numbers_outside_a_body_are_not_added_up(at: int, count: int) -> None:
+def test_numbers_outside_a_body_are_not_looked_at(at: int, count: int) -> None:
     body = np.arange(1, 11, dtype="<u4").tobytes()
-    assert lib.outfeed_sum_u32(body, 40, 0, 10) == 55
-    assert lib.outfeed_sum_u32(body, 40, 40, 0) == 0  # none, at the very end
-    assert lib.outfeed_ascending_u32(body, 40, 40, 0, 0)
-    assert lib.outfeed_sum_u32(body, 40, at, count) == 2**64 - 1
-    assert lib.outfeed_ascending_u32(body, 40, 0, 10, 11)
-    assert not lib.outfeed_ascending_u32(body, 40, at, count, 2**32 - 1)
+    assert total(body, 0, 10) == 55
+    assert total(body, 40, 0) == 0  # none, at the very end
+    assert ascends(body, 0, 10, 11)
+    assert ascends(body, 40, 0, 0)
+    outside = pytest.raises(ValueError, match="the column does not lie in the body")
+    with outside:
+        total(body, at, count)
+    with outside:
+        ascends(body, at, count, 11)
+
+
+@pytest.mark.parametrize(
+    ("column", "limit", "so"),
+    [
+        ([0, 2**32 - 1], 2**32, True),
+        ([0, 2**32 - 1], 2**32 - 1, False),
+        ([1, 1], 9, False),
+        ([2, 1], 9, False),
+        ([2**31, 2**31 - 1], 2**32, False),
+        ([0], 0, False),
+    ],
+)
+def test_rows_ascend_to_below_their_number(column: list[int], limit: int, so: bool) -> None:
+    body = np.array(column, "<u4").tobytes()
+    assert ascends(body, 0, len(column), limit) is so
 
 
 def test_text_that_is_none_is_seen_wherever_it_is_spoilt() -> None:
@@ -382,11 +400,11 @@ def test_a_body_has_no_more_rows_than_a_reader_takes() -> None:
 
 
 def test_what_has_more_than_rows_and_tokens_is_left_to_all_checks() -> None:
-    assert plain(join(step())) is None
-    assert plain(join(egress())[:-1]) is None
+    assert plain(b"".join(step())) is None
+    assert plain(b"".join(egress())[:-1]) is None
     assert plain(b"") is None
     with pytest.raises(TypeError, match="bytes"):
-        plain(bytearray(join(egress())))  # type: ignore[arg-type]
+        plain(bytearray(b"".join(egress())))  # type: ignore[arg-type]
 
 
 def test_a_batch_of_arrays_has_its_core_as_a_body_has_it() -> None:
@@ -399,7 +417,7 @@ def test_a_batch_of_arrays_has_its_core_as_a_body_has_it() -> None:
 
 
 def test_joined_steps_are_one_whose_rows_lie_end_to_end() -> None:
-    plain, ending = (check_batch(join(parts)) for parts in (encode_batch(78, *_columns("<")), step()))
+    plain, ending = (check_batch(b"".join(parts)) for parts in (encode_batch(78, *_columns("<")), step()))
     joined = join_steps([ending, plain, ending])
     assert (joined.rows, joined.stamp_ns, joined.routes.tolist()) == (9, 77, [11, 12, 13] * 3)
     assert (joined.counts.tolist(), joined.ids.tolist()) == ([2, 0, 1] * 3, [101, 102, 103] * 3)
@@ -410,11 +428,11 @@ def test_joined_steps_are_one_whose_rows_lie_end_to_end() -> None:
         (8, "abort"),
     ]
     with pytest.raises(ValueError, match="only plain steps can be joined"):
-        join_steps([ending, check_batch(join(egress()))])
+        join_steps([ending, check_batch(b"".join(egress()))])
 
 
 def test_only_columns_that_lie_in_their_bodies_are_joined() -> None:
-    raw = join(encode_batch(1, *_columns("<")))
+    raw = b"".join(encode_batch(1, *_columns("<")))
     whole = _check_all(raw)
     assert join_columns([]) == b""
     assert join_columns([whole]) == raw[whole.data :]
@@ -435,7 +453,7 @@ def test_only_columns_that_lie_in_their_bodies_are_joined() -> None:
 
 
 def test_nothing_stays_of_what_was_looked_at_and_joined() -> None:
-    raw, broken = join(encode_batch(1 << 40, *_columns("<"))), sealed(bytearray(body_of(egress())[:-12]))
+    raw, broken = b"".join(encode_batch(1 << 40, *_columns("<"))), sealed(bytearray(body_of(egress())[:-12]))
     text, whole = bytes(body_of(egress())), _check_all(raw)
     far = int("1" * 30)
     elsewhere = Checked(raw, far, 1, 3, 3, None)

@@ -6,20 +6,17 @@ from array import array
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from outfeed.ring.board import COUNTERS, Board, BoardRow, Phase, Role, State
 from outfeed.ring.errors import NotARing, OtherNamespace, WrongVersion
-from outfeed.ring.instance import (
-    Instance,
-)
-from outfeed.ring.names import (
-    segment_name,
-)
+from outfeed.ring.instance import Instance
+from outfeed.ring.names import segment_name
 from outfeed.ring.owner import Owner
 
-from tests.instances import small_config
+from tests.instances import small_config, unique
 
 
 def test_another_process_sees_what_the_instance_is(instance: Instance) -> None:
@@ -80,7 +77,8 @@ def test_whose_a_row_was_stays_known_when_one_of_its_words_is_written_over(insta
     for at in (0, 31):
         row._words[row._base] = row._words[row._base + 31] = owner.pack()
         row._words[row._base + at] = 0
-        assert (row.owner, row.alive, row.trouble()) == (owner, False, "has died")
+        row.state = State.RUNNING
+        assert (row.owner, row.alive, row.serving, row.trouble()) == (owner, False, False, "has died")
 
 
 def test_the_launcher_knows_its_phase_by_itself(instance: Instance) -> None:
@@ -135,6 +133,50 @@ def test_an_instance_has_just_the_processes_it_was_started_with(instance: Instan
     assert [len(instance.board.rows(role)) for role in Role] == [1, 1, 3, 2]
     with pytest.raises(IndexError, match=r"3 shard process\(es\), no number 3"):
         instance.board.row(Role.SHARD, 3)
+
+
+def refused(**what: Any) -> bool:
+    """Whether there can be no board of such a configuration."""
+    try:
+        made = Board.create(small_config("limits", **what))
+    except ValueError:
+        return True
+    made._segment.unlink()
+    made.close()
+    return False
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        *((field, 1, 64) for field in ("shards", "readers", "ranks")),
+        *((f"{ring}_bytes", 1 << 12, 1 << 30) for ring in ("request", "control", "step", "egress")),
+        ("slots", 1, 1 << 20),
+        ("context_length", 1, 1 << 31),
+        ("characters_per_token", 1, 65_536),
+    ],
+)
+def test_a_number_that_nobody_could_attach_to_makes_no_board(field: str, least: int, most: int) -> None:
+    assert [refused(**{field: number}) for number in (least - 1, least, most, most + 1)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_what_a_board_cannot_hold_is_not_written() -> None:
+    assert [refused(heartbeat_limit_s=limit) for limit in (0, 1e-6, 3600, 3600.5)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert [refused(served_model_name="m" * size) for size in (0, 1, 256, 257)] == [True, False, False, True]
+    name = unique("limits")
+    rest = 65536 - 4096 - len(msgspec.json.encode(small_config("", instance=name, tokenizer="")))
+    assert not refused(instance=name, tokenizer="t" * rest)
+    assert refused(instance=name, tokenizer="t" * (rest + 1))
 
 
 @pytest.mark.parametrize(
@@ -196,19 +238,23 @@ def test_words_that_were_scribbled_over_can_still_be_counted_on(instance: Instan
     assert (after.epoch, after.get("bad_frames")) == (1, 6)
 
 
-def test_a_process_that_hangs_cannot_be_counted_on() -> None:
+def test_a_process_that_hangs_cannot_be_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
     words = memoryview(array("Q", bytes(256)))
     row = BoardRow(words, 0, Role.SHARD, 0)
-    assert row.trouble() == "is not running"
+    assert (row.alive, row.serving, row.trouble()) == (False, False, "is not running")
     row.claim(State.RUNNING)
-    assert row.trouble() is None
-    words[1] = time.monotonic_ns() - 3600 * 10**9  # its heartbeat
-    assert row.trouble() == "has shown no sign of life for 3600 s"
-    assert row.trouble(quiet_s=7200) is None
-    row.beat()
-    assert row.trouble() is None
+    assert (row.alive, row.serving, row.trouble()) == (True, True, None)
+    hour_later = time.monotonic_ns() + 3600 * 10**9
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "monotonic_ns", lambda: hour_later)
+        assert row.trouble() == "has shown no sign of life for 3600 s"
+        assert row.trouble(quiet_s=7200) is None
+        row.beat()
+        assert row.trouble() is None
+    row.beat(7)
+    assert row.heartbeat_ns == 7
     row.state = State.STOPPED
-    assert row.trouble() == "is not running"
+    assert (row.alive, row.serving, row.trouble()) == (True, False, "is not running")
 
 
 def test_how_often_a_process_was_replaced_is_known_though_a_word_of_it_is_written_over() -> None:

@@ -70,6 +70,8 @@ def test_of_rows_that_have_none_nothing_is_taken() -> None:
         ({"rows": np.array([3], "u4")}, "rows: 3 in a batch of 3 rows"),
         ({"lengths": np.array([1], "u4")}, "the family given is of another kind"),
         ({"ids": None}, "the family given is of another kind"),
+        ({"values": np.array([-1, -2], "f4")}, "entries 1, values 2"),
+        ({"ids": np.array([5, 6], "i4")}, "entries 1, ids 2"),
     ],
 )
 def test_a_family_made_by_hand_is_held_to_its_kind(changed: Any, says: str) -> None:
@@ -78,3 +80,10 @@ def test_a_family_made_by_hand_is_held_to_its_kind(changed: Any, says: str) -> N
     encode_family(Kind.OUTPUT_LOGPROBS, Family(**right), 3)
     with pytest.raises(BadColumns, match=says):
         encode_family(Kind.OUTPUT_LOGPROBS, Family(**{**right, **changed}), 3)
+
+
+def test_a_ragged_family_made_by_hand_has_a_length_for_each_position() -> None:
+    row, one, lengths = np.array([1], "u4"), np.array([1], "u4"), np.array([1, 0], "u4")
+    family = Family(row, one, np.array([-1], "f4"), np.array([5], "i4"), lengths)
+    with pytest.raises(BadColumns, match="output_top_logprobs: positions 1, lengths 2"):
+        encode_family(Kind.OUTPUT_TOP_LOGPROBS, family, 3)

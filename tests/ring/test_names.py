@@ -13,11 +13,18 @@ from outfeed.ring.names import doorbell_name, is_doorbell, segment_name, split_n
         "outfeed-m.board~",
         "outfeed-m.board.old",
         "my-outfeed-m.board",
+        "outfeed-m.my_board",
+        f"outfeed-{'m' * 33}.board",
     ],
 )
 def test_what_is_named_otherwise_is_no_instances(name: str) -> None:
     assert split_name(name) is None
     assert not is_doorbell(name)
+
+
+@pytest.mark.parametrize("instance", ["m", "7", "my-model_7b", "m" * 32])
+def test_whose_a_segment_is_can_be_read_from_its_name(instance: str) -> None:
+    assert split_name(segment_name(instance, "egress0")) == (instance, "egress0")
 
 
 def test_a_doorbell_is_told_from_what_an_instance_is_removed_with() -> None:

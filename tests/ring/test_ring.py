@@ -110,7 +110,7 @@ def test_a_rings_numbers_are_those_of_what_was_done(make_ring: MakeRing, bell: D
     assert (idle.lane, idle.owner, idle.tail, idle.frames, idle.full_seconds) == (0, None, 0, 0, 0)
     assert (lane.lane, lane.owner, lane.frames, lane.bytes) == (1, Owner.me(), 5, 3110)
     assert (lane.tail, lane.used, lane.high_water) == (3232, 3072, 3232)
-    assert (lane.full_events, lane.posts, lane.takeovers, lane.quarantined) == (1, 0, 0, None)
+    assert (lane.full_events, lane.bells_rung, lane.takeovers, lane.quarantined) == (1, 0, 0, None)
     assert 0.01 <= lane.full_seconds <= longest
     gone, there = stats.consumers
     assert (gone.index, gone.owner, gone.detached) == (0, None, True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
-from outfeed.ring.batch import Batch, check_batch, decode_batch, encode_batch, join_steps
+from outfeed.ring.batch import Batch, decode_batch, encode_batch, join_steps
+from outfeed.ring.checked import check_batch
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Register, Restore
 from outfeed.ring.route import make_route

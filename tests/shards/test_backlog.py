@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outfeed.ring.batch import as_batch, check_batch, join_steps
+from outfeed.ring.batch import as_batch, join_steps
+from outfeed.ring.checked import check_batch
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions
 from outfeed.shards.decoder import Decoder

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from outfeed.ring.batch import BadBatch, Batch, decode_batch
+from outfeed.ring.batch import Batch, decode_batch
+from outfeed.ring.checked import BadBatch
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import DecodeOptions, Tag
 from outfeed.shards.decoded import encode

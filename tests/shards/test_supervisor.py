@@ -21,7 +21,7 @@ Make = Callable[..., Supervisor]
 def board() -> Iterator[Board]:
     made = Board.create(small_config("supervisor", shards=2, heartbeat_limit_s=60))
     yield made
-    made.unlink()
+    made._segment.unlink()
     made.close()
 
 

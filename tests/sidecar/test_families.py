@@ -16,6 +16,8 @@ ODD: Any = {}
 HALF: Any = 1.5
 MISSING: Any = None
 THREE: Any = ([-1], [7], [8])
+ALONE: Any = (1,)
+TWO: Any = (1, [-0.5])
 LOGPROBS, TOP, HIDDEN = Kind.OUTPUT_LOGPROBS, Kind.OUTPUT_TOP_LOGPROBS, Kind.HIDDEN_STATES
 
 
@@ -63,6 +65,12 @@ def pushed(bench: Bench, families: Any) -> Batch:
             r"expected rows of \(row, positions\), each position \(values, ids",
         ),
         (lambda: ragged_family([(1, [None, THREE])]), r"another shape: expected rows of \(row"),
+        (lambda: ragged_family([ALONE]), r"another shape: expected rows of \(row, positions\)"),
+        (lambda: flat_family([TWO]), r"another shape: expected rows of \(row, values, ids\)"),
+        (lambda: flat_family([HALF]), r"another shape: expected rows of \(row, values, ids\)"),
+        (lambda: hidden_family([THREE]), r"another shape: expected rows of \(row, vectors\)"),
+        (lambda: hidden_family([(1, OnTheGpu())]), r"row 1 .* cuda:0 .*give .float\(\).cpu\(\).numpy\(\)"),
+        (lambda: flat_family([(1, [MISSING, "x"], [7, 8])]), "values: .*: expected numbers, or None"),
         (lambda: hidden_family([(1, np.zeros(4))]), r"row 1 have shape \(4,\): expected \(vectors, width\)"),
         (lambda: hidden_family([(1, np.zeros((1, 1, 4)))]), r"row 1 have shape \(1, 1, 4\)"),
         (lambda: hidden_family([(0, np.zeros((1, 3))), (1, np.zeros((1, 4)))]), r"widths \[3, 4\]"),
@@ -94,6 +102,18 @@ def test_families_that_do_not_fit_their_step_are_refused_whole(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         pushed(bench, families)
+
+
+def test_rows_without_positions_are_rows_all_the_same(bench: Bench) -> None:
+    families = {
+        Kind.INPUT_TOP_LOGPROBS: ragged_family([(0, []), (1, [])]),
+        HIDDEN: hidden_family([(1, np.empty((0, 3)))]),
+    }
+    top, hidden = (pushed(bench, families).families[kind] for kind in families)
+    assert top is not None
+    assert hidden is not None
+    assert (top.rows.tolist(), top.counts.tolist(), top.values.size) == ([0, 1], [0, 0], 0)
+    assert (hidden.rows.tolist(), hidden.counts.tolist(), hidden.width) == ([1], [0], 3)
 
 
 def test_numbers_of_any_kind_arrive_as_they_are(bench: Bench) -> None:

@@ -16,7 +16,6 @@ from outfeed.ring.batch import Batch, encode_batch
 from outfeed.ring.families import FAMILIES, RAGGED, Family, Kind, TokenTexts, wanted_ids
 from outfeed.ring.family_makers import flat_family, hidden_family, ragged_family
 from outfeed.ring.finish import FinishReason
-from outfeed.ring.frames import join
 from outfeed.ring.route import make_route
 
 TEXTS = ("", "a", "token", "é", "漢字", "👩‍👩‍👧", "\x00", "하", "ا", "\ufffd")
@@ -101,7 +100,7 @@ class Step:
             families=every,
             **extra,
         )
-        return join(parts)
+        return b"".join(parts)
 
 
 def families_of(rows: list[Row]) -> list[Family | None]:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.ring import CorruptLane
-from outfeed.ring.batch import BadBatch, decode_batch, encode_batch
+from outfeed.ring.batch import decode_batch, encode_batch
+from outfeed.ring.checked import BadBatch
 from outfeed.ring.families import FAMILIES, Kind
 from outfeed.ring.family_makers import flat_family
-from outfeed.ring.frames import BadFrame, Standing, Tag, Tally, encode, join
+from outfeed.ring.frames import BadFrame, Standing, Tag, Tally, encode
 from outfeed.ring.route import make_route
 from outfeed.sink import Done, Error, Frame, Reader, SinkSource
 
@@ -252,7 +253,7 @@ def sample() -> bytes:
     """Three rows, the middle one with logprobs."""
     families: list[Any] = [None] * FAMILIES
     families[Kind.OUTPUT_LOGPROBS] = flat_family([(1, [-0.5, -1.5], [7, 8])])
-    return join(
+    return b"".join(
         encode_batch(
             77,
             np.array([11, 12, 13], "u8"),
@@ -275,6 +276,7 @@ def sample() -> bytes:
         (0, 2, "version is 2; this side speaks 1"),
         (1, -1, "stamp_ns is -1, not in"),
         (2, 4, "header implies .* bytes, the body has"),
+        (1, 2**64 - 1, None),
         (2, 1 << 21, "rows is 2097152, not in 0..1048576"),
         (3, 4, "header implies .* bytes, the body has"),
         (3, 2**63, "tokens is 9223372036854775808, not in"),
@@ -284,11 +286,17 @@ def sample() -> bytes:
         (4, [[0, "stop"]], r"Expected `object`, got `str` - at `\$\[4\]\[0\]\[1\]`"),
         (5, None, "header implies .* bytes, the body has"),
         (5, 2**31, "text_bytes is 2147483648, not in"),
+        (5, 2**31 - 1, "header implies .* bytes, the body has"),
         (6, [None], "families has 1 entries, not 0 or 7"),
         (6, [[1, 2, 3]] + [None] * 6, "output_logprobs: 2 positions but 3 entries in its header"),
-        (6, [[1, 2**40, 2**40]] + [None] * 6, "output_logprobs: 1099511627776 in its header is not in"),
+        (
+            6,
+            [[1, 2**31, 2**31]] + [None] * 6,
+            "output_logprobs: a number in its header is 2147483648, not in",
+        ),
+        (6, [[1, 2**31 - 1, 2**31 - 1]] + [None] * 6, "header implies .* bytes, the body has"),
         (6, [None, [1, 2, 2]] + [None] * 5, None),
-        (7, [0, 0, -1], "token_texts: -1 in its header is not in"),
+        (7, [0, 0, -1], "token_texts: a number in its header is -1, not in"),
     ],
 )
 def test_each_header_field_is_checked(place: int, value: Any, says: str | None) -> None:
@@ -307,9 +315,9 @@ def test_each_header_field_is_checked(place: int, value: Any, says: str | None) 
 @pytest.mark.parametrize(
     ("offset", "value", "says"),
     [
-        (36, 3, "counts add up to 4, tokens is 3"),
-        (36, 2**32 - 1, "counts add up to 4294967296, tokens is 3"),
-        (84, 2, "text_lens add up to 7, text_bytes is 6"),
+        (36, 3, "counts: sum 4, tokens 3"),
+        (36, 2**32 - 1, "counts: sum 4294967296, tokens 3"),
+        (84, 2, "text_lens: sum 7, text_bytes 6"),
         (96, 0xFFFFFFFF, "text: not UTF-8 at byte 0"),
         (104, 3, "output_logprobs rows: 3 in a batch of 3 rows"),
         (108, 3, "output_logprobs: sum of counts 3, positions 2"),

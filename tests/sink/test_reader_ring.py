@@ -11,7 +11,7 @@ import pytest
 from outfeed.ring import Doorbell, Ring, wait
 from outfeed.ring.batch import encode_batch
 from outfeed.ring.finish import FinishReason
-from outfeed.ring.frames import Tag, join
+from outfeed.ring.frames import Tag
 from outfeed.ring.route import make_route
 from outfeed.sink import Done, Error, Frame, Reader, open_sink
 
@@ -68,7 +68,7 @@ def test_a_real_ring_a_thread_and_a_task(egress: tuple[Ring, Doorbell]) -> None:
                     text_lens=np.array([1], "u4"),
                     text=b"x",
                 )
-                writer.write(Tag.BATCH, join(parts), timeout=10)
+                writer.write(Tag.BATCH, b"".join(parts), timeout=10)
                 item = await source.receive(30)
                 assert isinstance(item, Frame | Done)
                 text += item.event.text

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.ring.batch import decode_batch, encode_batch
 from outfeed.ring.families import RAGGED, Kind
-from outfeed.ring.frames import join
 from outfeed.sink import Columns, Done, Frame, Hidden, Ragged
 
 from .front import Front
@@ -112,7 +111,7 @@ def test_a_shard_selects_its_rows_with_all_they_have(step: Step, data: st.DataOb
     )
     front = Front()
     sources = {row: front.open(step.rows[row].route, first=step.rows[row].first) for row in keep}
-    front.arrive(join(parts))
+    front.arrive(b"".join(parts))
     for row, source in sources.items():
         assert_event(step.rows[row], source.receive_nowait())
 

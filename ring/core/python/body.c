@@ -5,7 +5,8 @@
  *
  * probe() decides nothing: ring/checked.py compares what it finds, and says what is wrong. plain() lets the usual
  * body pass, in which nobody ends or asked for more than tokens; at few rows its checks in Python would be most of
- * what a step costs. What it does not let pass is checked there, and only there is said what is wrong. */
+ * what a step costs. What it does not let pass is checked there, and only there is said what is wrong. total() and
+ * ascends() look at the columns of a family. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -87,6 +88,43 @@ PyDoc_STRVAR(probe_doc,
 "Return (sum of counts, sum of text_lens, where a row's text begins inside a character or -1, the check).\n\n"
 "`data` is where the core columns begin, `text_at` where the text's do (generated, text_lens, text), -1 in the\n"
 "step form. Raises ValueError when they do not lie in the body.");
+
+/* A column of `count` u32; NULL with an exception when it does not lie in the body. */
+static const uint8_t *column_of(PyObject *raw, Py_ssize_t at, Py_ssize_t count) {
+    Py_ssize_t size = PyBytes_Size(raw);
+    if (at >= 0 && at <= size && count >= 0 && count <= (size - at) / 4)
+        return (const uint8_t *)PyBytes_AsString(raw) + at;
+    PyErr_SetString(PyExc_ValueError, "the column does not lie in the body");
+    return NULL;
+}
+
+static PyObject *total(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *raw;
+    Py_ssize_t at, count;
+    if (!PyArg_ParseTuple(args, "Snn:total", &raw, &at, &count)) return NULL;
+    const uint8_t *column = column_of(raw, at, count);
+    return column == NULL ? NULL : PyLong_FromUnsignedLongLong(sum_of(column, count));
+}
+
+PyDoc_STRVAR(total_doc,
+"total(raw, at, count, /)\n--\n\n"
+"Return the sum of `count` u32 at `at`. Raises ValueError when they do not lie in the body.");
+
+static PyObject *ascends(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *raw;
+    Py_ssize_t at, count, limit, last = -1, row = 0;
+    if (!PyArg_ParseTuple(args, "Snnn:ascends", &raw, &at, &count, &limit)) return NULL;
+    const uint8_t *column = column_of(raw, at, count);
+    if (column == NULL) return NULL;
+    for (; row < count && u32_at(column, row) > last && u32_at(column, row) < limit; row++) last = u32_at(column, row);
+    return PyBool_FromLong(row == count);
+}
+
+PyDoc_STRVAR(ascends_doc,
+"ascends(raw, at, count, limit, /)\n--\n\n"
+"Return whether each of `count` u32 at `at` is above the one before it and below `limit`. Raises as `total`.");
 
 /* ── The usual body ───────────────────────────────────────────────────────────────────────────────── */
 
@@ -273,10 +311,12 @@ PyDoc_STRVAR(join_doc,
 "Raises ValueError when one's columns do not lie in its body.");
 
 static PyMethodDef body_methods[] = {
+    {"ascends", ascends, METH_VARARGS, ascends_doc},
     {"check", (PyCFunction)(void (*)(void))check, METH_FASTCALL, check_doc},
     {"join", join, METH_O, join_doc},
     {"plain", plain, METH_O, plain_doc},
     {"probe", probe, METH_VARARGS, probe_doc},
+    {"total", total, METH_VARARGS, total_doc},
     {NULL, NULL, 0, NULL},
 };
 
