@@ -257,6 +257,14 @@ class Chaos:
             self.sampled = now
             self._sample_rss()
             self.pipeline.check()
+            self._check_gateways()
+
+    def _check_gateways(self) -> None:
+        for reader, gateway in self.gateways.items():
+            if (status := gateway.process.poll()) is not None:
+                raise PipelineError(
+                    f"gateway {reader} ended with status {status}: {self.pipeline.last_words()}"
+                )
 
     def _take(self, gateway: Gateway) -> bool:
         """Take in what a gateway has said; False at its end."""
@@ -280,7 +288,11 @@ class Chaos:
         deadline = time.monotonic() + HEAL_LIMIT_S
         while not condition():
             if time.monotonic() > deadline:
-                raise PipelineError(f"waited {HEAL_LIMIT_S:.0f} s in vain for {what}; seed {self.args.seed}")
+                self._check_gateways()
+                raise PipelineError(
+                    f"waited {HEAL_LIMIT_S:.0f} s in vain for {what}; seed {self.args.seed}; the last "
+                    f"that was said: {self.pipeline.last_words()}"
+                )
             self._listen(0.002)
 
     def _finish(self) -> None:

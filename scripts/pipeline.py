@@ -23,6 +23,8 @@ from outfeed.ring.instance import Instance, InstanceGone, leftovers
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 10.0
+LAST_WORDS = 30
+"""Lines that are shown of what all the processes have said, when one is at fault."""
 
 
 class PipelineError(RuntimeError):
@@ -128,6 +130,11 @@ class Pipeline:
         for what, process in (("launcher", self.launcher), *schedulers):
             if process is not None and process.poll() is not None:
                 raise PipelineError(self._died(what, process))
+
+    def last_words(self) -> str:
+        """Return the last lines of what the children have said; they should say no more after that."""
+        self.said.seek(0)
+        return "\n".join(self.said.read().splitlines()[-LAST_WORDS:]) or "nothing"
 
     def _spawn(self, module: str, options: Sequence[str]) -> subprocess.Popen[str]:
         own = ["--instance", self.instance, "--die-with-parent", str(os.getpid())]

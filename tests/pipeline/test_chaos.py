@@ -1,11 +1,16 @@
 """A short chaos run in the default suite; the long ones are `./scripts/chaos`'s own."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.eventually import LIMIT_S, until
 
 from .commands import SCRIPTS
 
@@ -37,6 +42,29 @@ def test_every_stream_is_identical_or_was_itself_killed(
         assert result[name] == 0, result
     if "--only" in options:
         assert result["identical"] == result["streams"]
+
+
+def gateways_of(chaos: int) -> list[int]:
+    """The pids of a run's gateway processes."""
+    children = Path(f"/proc/{chaos}/task/{chaos}/children").read_text().split()
+    return [int(pid) for pid in children if b"chaos_gateway" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_gateway_that_ends_by_itself_is_said_with_its_last_words(
+    small_tokenizer: Path, small_text: Path
+) -> None:
+    """Who waits for it to be ready would wait in vain, and not learn why."""
+    command = [sys.executable, str(SCRIPTS / "chaos.py"), "--seconds", "600", "--only", "shard"]
+    command += ["--tokenizer", str(small_tokenizer), "--text", str(small_text)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as chaos:
+        try:
+            until("a gateway to start", lambda: chaos.poll() is not None or bool(gateways_of(chaos.pid)))
+            os.kill(gateways_of(chaos.pid)[0], signal.SIGKILL)
+            _, said = chaos.communicate(timeout=LIMIT_S)
+        finally:
+            chaos.terminate()
+    assert chaos.returncode == 1
+    assert re.match(r"chaos: gateway 0 ended with status -9: ", said), said
 
 
 def test_a_tokenizer_that_is_not_there_is_said_in_one_line() -> None:
