@@ -7,7 +7,6 @@ end: before anyone can see on the board that it is gone. Must not know how reque
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
 import time
@@ -16,6 +15,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from ..ring.frames import TAG_OF, Abort, Control, Generate, Tag, decode, encode
+from ..ring.process import readable
 from .port import SchedulerPort
 
 Received = Generate | Abort | Control
@@ -158,9 +158,7 @@ class Taking:
         if self._link is None:
             time.sleep(min(RETRY_S, timeout))
         else:
-            poll = select.poll()  # not `select`, which takes no descriptor above 1023
-            poll.register(self._link, select.POLLIN)
-            poll.poll(timeout * 1e3)
+            readable(self._link, timeout)
 
     def close(self) -> None:
         """Hang up."""
