@@ -177,8 +177,8 @@ class Instance:
 
 
 def running() -> list[str]:
-    """Name the instances that a live process has open."""
-    return sorted({names[0] for name in listed(PREFIX) if (names := split_name(name)) and _is_live(names[0])})
+    """Name the instances that run and that this process may attach to."""
+    return sorted(instance for instance in _names() if _runs(instance))
 
 
 def sweep_dead(nap: Nap = time.sleep) -> list[str]:
@@ -187,8 +187,7 @@ def sweep_dead(nap: Nap = time.sleep) -> list[str]:
     It waits for the register in `nap`.
     """
     with _register(nap):
-        names = {names[0] for name in listed(PREFIX) if (names := split_name(name))}
-        dead = sorted(name for name in names if not _is_live(name))
+        dead = sorted(name for name in _names() if not _is_live(name))
         return [name for name in dead if sweep(segment_name(name, ""))]
 
 
@@ -224,6 +223,23 @@ def _register(nap: Nap) -> Iterator[None]:
         yield
     finally:
         os.close(shm)
+
+
+def _names() -> set[str]:
+    """Name every instance that has a file in /dev/shm, dead ones and other users' too."""
+    return {names[0] for name in listed(PREFIX) if (names := split_name(name))}
+
+
+def _runs(instance: str) -> bool:
+    """Whether its launcher lives; not of one that is another user's, version's or container's."""
+    try:
+        board = Board.attach(instance)
+    except (FileNotFoundError, RingError):
+        return False
+    try:
+        return (launcher := board.launcher) is not None and launcher.alive()
+    finally:
+        board.close()
 
 
 def _is_live(instance: str) -> bool:
