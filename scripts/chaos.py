@@ -2,8 +2,9 @@
 
 A launcher with its shards, a replay scheduler and gateway processes (two, with 60 streams each) are at work.
 Meanwhile, from a seed: shards are killed (one, two at once, two in a row), stopped until they count as hung,
-stopped for a moment; schedulers (of several ranks one at a time) and gateways are killed or stopped for a
-moment; /dev/shm is filled to the last byte; clients vanish. The next hurt comes when the last one has healed.
+stopped for a moment; schedulers (of several ranks one at a time, or rank 0 at once with a gateway) and
+gateways are killed or stopped for a moment; /dev/shm is filled to the last byte; clients vanish. The next
+hurt comes when the last one has healed.
 At the end every stream must have been told the truth byte for byte, or, where its own client, gateway or
 scheduler died, must have ended cleanly, and nothing may be live that no client waits for: a request in a
 gateway's slots, a shard's or the scheduler's, which would stay there. The plan of hurts follows from the seed
@@ -60,6 +61,8 @@ OTHER_HURTS: Hurts = (
     (4, "gateway pause"),
     (3, "fill shm"),
 )
+RANK_HURTS: Hurts = ((3, "rank 0 and gateway kill"),)
+"""What is done to several ranks as well."""
 
 
 class Chaos:
@@ -123,7 +126,9 @@ class Chaos:
     # -- hurting ------------------------------------------------------------------------------------
 
     def _hurt(self) -> None:
-        choices = SHARD_HURTS if self.args.only == "shard" else SHARD_HURTS + OTHER_HURTS
+        choices = SHARD_HURTS
+        if self.args.only != "shard":
+            choices += OTHER_HURTS + (RANK_HURTS if self.args.ranks > 1 else ())
         if not self.args.private_shm:
             choices = tuple(choice for choice in choices if choice[1] != "fill shm")
         (name,) = self.random.choices([name for _, name in choices], [weight for weight, _ in choices])
@@ -148,6 +153,8 @@ class Chaos:
                 self._pause(self.pipeline.schedulers[self._rank()].pid, pause)
             case "gateway kill":
                 self._kill_gateway(self.random.randrange(self.args.gateways))
+            case "rank 0 and gateway kill":
+                self._kill_gateway(self.random.randrange(self.args.gateways), and_rank_0=True)
             case "gateway pause":
                 self._pause(self.gateways[self.random.randrange(self.args.gateways)].process.pid, pause)
             case "fill shm":
@@ -205,13 +212,18 @@ class Chaos:
     def _ended(self) -> int:
         return sum(self.tally.ends.values())
 
-    def _kill_gateway(self, reader: int) -> None:
+    def _kill_gateway(self, reader: int, *, and_rank_0: bool = False) -> None:
+        """Kill a gateway, at once with rank 0 of the scheduler or alone, and wait until another is ready."""
         gateway = self.gateways.pop(reader)
         gateway.process.kill()
+        if and_rank_0:
+            self.pipeline.schedulers[0].kill()
         gateway.process.wait()
         self._drain(gateway)
         self.tally.bury(gateway)
         self._start_gateway(reader, gateway.life + 1)
+        if and_rank_0:
+            self._kill_rank(0)
         self._until("the new gateway to be ready", lambda: self.gateways[reader].ready)
 
     def _fill_shm(self, seconds: float) -> None:
