@@ -220,6 +220,18 @@ def test_what_cannot_be_served_is_said_in_one_line(options: list[str], why: str)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--no-replay", "--readers=4"), ("--ranks=3",)])
+def test_an_instance_of_that_name_is_left_alone(served: Served, options: Sequence[str]) -> None:
+    """Whoever finds it running must not take it for the one that is being started."""
+    command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--port", "0", "--shards", "1"]
+    command += ["--instance", served.instance, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"serve: instance '{served.instance}' is running already (launcher pid ")
+    assert done.stderr.count("\n") == 1
+    assert served.ask("GET", "/health")[0] == 200
+
+
 def test_information_and_metrics_come_from_the_instance(served: Served) -> None:
     info = json.loads(served.ask("GET", "/server_info")[1])
     assert (info["model"], info["context_length"]) == ("team/replay", 200_001)
