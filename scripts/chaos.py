@@ -34,9 +34,11 @@ from typing import Any
 import numpy as np
 from chaos_gateway import DROP_SHARE, Marks
 from chaos_tally import Gateway, Tally
-from outfeed.ring.board import Board, Role, State
+from options import MAX_S, MAX_SEED, between
+from outfeed.ring.board import MAX_EACH, Board, Role, State
 from outfeed.ring.instance import Instance
 from outfeed.shards.launcher import LaunchError, find_tokenizer
+from outfeed.sidecar.replay import load_text
 from pipeline import Pipeline, PipelineError, demo_tokenizer
 from rich.console import Console
 from rich.table import Table
@@ -50,6 +52,7 @@ SHM = Path("/dev/shm")
 SHM_BYTES = 768 << 20
 WARM_S = 20.0
 STREAMS_EACH = 60
+MAX_KILLS = 1_000_000
 
 # (weight, name): what may be done to a pipeline. `--only shard` keeps those that hurt shards alone.
 Hurts = tuple[tuple[int, str], ...]
@@ -243,7 +246,7 @@ class Chaos:
         numbers = {"reader": reader, "life": life, "gateways": args.gateways, "shards": args.shards}
         numbers |= {"streams": STREAMS_EACH, "seed": args.seed, "die-with-parent": os.getpid()}
         command = [sys.executable, str(Path(__file__).with_name("chaos_gateway.py"))]
-        command += ["--instance", self.instance, "--tokenizer", self.tokenizer, "--text", str(args.text)]
+        command += ["--instance", self.instance, "--tokenizer", self.tokenizer, "--text", args.text]
         drop_share = 0 if args.only == "shard" else DROP_SHARE
         command += ["--marks", str(self.marks_path), "--drop-share", str(drop_share)]
         command += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
@@ -439,24 +442,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="chaos", description=(__doc__ or "").partition("\n")[0])
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--kills", type=int, help="run until so many shards were killed (default 30)")
-    length.add_argument("--seconds", type=float, help="run for so long")
-    parser.add_argument("--seed", type=int, default=1)
+    length.add_argument(
+        "--kills", type=between(1, MAX_KILLS), help="run until so many shards were killed (default 30)"
+    )
+    length.add_argument("--seconds", type=between(0.0, MAX_S), help="run for so long")
+    parser.add_argument("--seed", type=between(0, MAX_SEED), default=1)
     parser.add_argument("--only", choices=["shard"], help="hurt nothing but shards")
-    parser.add_argument("--shards", type=int, default=3)
-    parser.add_argument("--gateways", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=1, help="scheduler processes (default 1)")
+    each = between(1, MAX_EACH)
+    parser.add_argument("--shards", type=each, default=3)
+    parser.add_argument("--gateways", type=each, default=2)
+    parser.add_argument("--ranks", type=each, default=1, help="scheduler processes (default 1)")
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: deepseek)"
     )
     parser.add_argument(
-        "--text", metavar="FILE", type=Path, default=MULTILINGUAL, help="UTF-8 text (default: the demo's)"
+        "--text", metavar="FILE", default=str(MULTILINGUAL), help="UTF-8 text (default: the demo's)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--private-shm", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     if args.kills is None and args.seconds is None:
         args.kills = 30
+    try:
+        load_text(args.text)
+    except ValueError as error:
+        print(f"chaos: {error}", file=sys.stderr)
+        return 2
     if not args.private_shm and args.only is None and (code := in_private_shm(words)) is not None:
         return code
     with tempfile.TemporaryDirectory() as folder:

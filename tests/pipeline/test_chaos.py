@@ -72,3 +72,21 @@ def test_a_tokenizer_that_is_not_there_is_said_in_one_line() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     (line,) = done.stderr.splitlines()
     assert (done.returncode, line.partition(" (")[0]) == (2, "chaos: no tokenizer at /nowhere/at/all")
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("--shards=0", "'0' cannot be used: give a whole number from 1 to 64"),
+        ("--ranks=65", "'65' cannot be used: give a whole number from 1 to 64"),
+        ("--kills=0", "'0' cannot be used: give a whole number from 1 to 1,000,000"),
+        ("--seconds=nan", "'nan' cannot be used: give a number from 0.0 to "),
+        ("--text=/nowhere/at/all", "cannot read the text /nowhere/at/all: No such file or directory; give"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_is(option: str, why: str) -> None:
+    command = [sys.executable, str(SCRIPTS / "chaos.py"), "--only", "shard", option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
