@@ -46,6 +46,9 @@ from texts import MULTILINGUAL
 from top_sample import Watch
 
 HEAL_LIMIT_S = 30.0
+GATEWAY_LIMIT_S = 180.0
+"""How long a gateway may take to start: a second of CPU, which may be half a minute where twenty others want
+it, too. One that ends meanwhile is seen at once."""
 HEARTBEAT_LIMIT_S = 1.0
 LEAK_LIMIT_S = 20.0
 SHM = Path("/dev/shm")
@@ -109,7 +112,8 @@ class Chaos:
             self.board: Board = opened.board
             for reader in range(args.gateways):
                 self._start_gateway(reader)
-            self._until("all gateways to be ready", lambda: all(g.ready for g in self.gateways.values()))
+            all_ready = lambda: all(g.ready for g in self.gateways.values())  # noqa: E731
+            self._until("all gateways to be ready", all_ready, GATEWAY_LIMIT_S)
             self.began = time.monotonic()
             while not self._done():
                 self._hurt()
@@ -227,7 +231,7 @@ class Chaos:
         self._start_gateway(reader, gateway.life + 1)
         if and_rank_0:
             self._kill_rank(0)
-        self._until("the new gateway to be ready", lambda: self.gateways[reader].ready)
+        self._until("the new gateway to be ready", lambda: self.gateways[reader].ready, GATEWAY_LIMIT_S)
 
     def _fill_shm(self, seconds: float) -> None:
         """Take every byte that /dev/shm has left, for a while."""
@@ -299,13 +303,13 @@ class Chaos:
         if gateway.process.stdin is not None:
             gateway.process.stdin.close()
 
-    def _until(self, what: str, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + HEAL_LIMIT_S
+    def _until(self, what: str, condition: Callable[[], bool], limit: float = HEAL_LIMIT_S) -> None:
+        deadline = time.monotonic() + limit
         while not condition():
             if time.monotonic() > deadline:
                 self._check_gateways()
                 raise PipelineError(
-                    f"waited {HEAL_LIMIT_S:.0f} s in vain for {what}; seed {self.args.seed}; the last "
+                    f"waited {limit:.0f} s in vain for {what}; seed {self.args.seed}; the last "
                     f"that was said: {self.pipeline.last_words()}"
                 )
             self._listen(0.002)
