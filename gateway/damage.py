@@ -54,7 +54,7 @@ class Damage:
         log.error("%s: what is live here and may depend on it ends", lost.what)
         self._reader.fail(
             Error(500, "corrupt_lane", f"{lost.what}; the request may have been lost with it"),
-            abort="corrupt lane",
+            abort=True,
             rank=lost.rank,
         )
 

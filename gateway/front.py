@@ -286,7 +286,7 @@ class Front:
         route = self.ingress.route_of(rid)
         if route is None:
             return False
-        self.reader.abort(route, "asked to", Error(499, "aborted", f"request {rid!r} was aborted on request"))
+        self.reader.abort(route, Error(499, "aborted", f"request {rid!r} was aborted on request"))
         return True
 
     def high_water(self) -> dict[str, int]:
@@ -311,7 +311,7 @@ class Front:
         if mine:
             self.reader.fail(
                 Error(503, "stopping", "the gateway is stopping; send the request again"),
-                abort="stopping" if self.instance.alive else None,
+                abort=self.instance.alive,
             )
         self._stop = True
         if mine:
@@ -394,9 +394,7 @@ class Front:
             self._failing_since = now
         if now - self._failing_since > FAILING_S:
             self._failing = f"the gateway's reader fails: {error!r}"
-            self.reader.fail(
-                Error(500, "reader_failed", "the gateway cannot read its answers"), abort="reader failed"
-            )
+            self.reader.fail(Error(500, "reader_failed", "the gateway cannot read its answers"), abort=True)
 
     def _turn(self) -> None:
         drained = self.reader.drain()
@@ -412,7 +410,7 @@ class Front:
         self._restoring.begin(shard, epoch, self.reader.progress(shard))
 
     def _lost(self, route: int, why: str) -> None:
-        self.reader.abort(route, "not restored", Error(500, "not_restored", f"its shard died, and {why}"))
+        self.reader.abort(route, Error(500, "not_restored", f"its shard died, and {why}"))
 
     def _look(self) -> None:
         """End what cannot be answered any more: the scheduler, or the whole instance, is gone.
@@ -429,7 +427,7 @@ class Front:
             for rank in [None] if RECEIVER in lost else lost:
                 self.reader.fail(
                     Error(503, "scheduler_gone", "the scheduler went away; send the request again"),
-                    abort="scheduler gone",
+                    abort=True,
                     rank=rank,
                 )
             self._ranks.settle()  # behind it, for which there may be no memory; who comes meanwhile waits

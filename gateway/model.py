@@ -9,6 +9,8 @@ from typing import Any
 
 from ..ingress.request import MAX_TOP_LOGPROBS, Model
 from ..ring.board import InstanceConfig
+from ..shards import table
+from ..shards.errors import TokenizerFileError
 
 
 class NoTokenizer(ValueError):
@@ -17,15 +19,13 @@ class NoTokenizer(ValueError):
 
 def load_tokenizer(path: str) -> Any:
     """Load the file that the launcher was given as the instance's tokenizer. Raises NoTokenizer."""
-    from tokenizers import Tokenizer
-
     try:
-        return Tokenizer.from_file(path)
-    except Exception as error:  # the library raises plain Exception, whatever is wrong
+        tokenizer, _ = table.load_tokenizer(path)
+    except TokenizerFileError as error:
         raise NoTokenizer(
-            f"cannot load the instance's tokenizer {path}: {error}; this process must see the file that the "
-            "launcher was given, under the same path"
+            f"{error}; this process must see the file that the launcher was given, under the same path"
         ) from error
+    return tokenizer
 
 
 def model_of(config: InstanceConfig, tokenizer: Any, max_top_logprobs: int = MAX_TOP_LOGPROBS) -> Model:

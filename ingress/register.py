@@ -162,7 +162,7 @@ class Ingress:
             self._must_be_open(ticket)
             self._send(self._request, Tag.CONTROL, frame, ticket)
 
-    def abort(self, route: int, rid: str = "", reason: str = "") -> None:
+    def abort(self, route: int, rid: str = "") -> None:
         """Write ABORT for a route, live here or not: the scheduler must hear of it in any case.
 
         But for one that is not submitted yet, whose ABORT would overtake it: its ticket is closed instead.

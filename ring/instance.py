@@ -177,8 +177,8 @@ class Instance:
 
 
 def running() -> list[str]:
-    """Name the instances that a live process has open."""
-    return [instance for instance in _found() if _is_live(instance)]
+    """Name the instances that run and that this process may attach to."""
+    return [instance for instance in _found() if _runs(instance)]
 
 
 def sweep_dead(nap: Nap = time.sleep) -> list[str]:
@@ -226,8 +226,20 @@ def _register(nap: Nap) -> Iterator[None]:
 
 
 def _found() -> list[str]:
-    """Name the instances that have a file in /dev/shm."""
+    """Name the instances that have a file in /dev/shm, dead ones and other users' too."""
     return sorted({names[0] for name in listed(PREFIX) if (names := split_name(name))})
+
+
+def _runs(instance: str) -> bool:
+    """Whether its launcher lives; not of one that is another user's, version's or container's."""
+    try:
+        board = Board.attach(instance)
+    except (FileNotFoundError, RingError):
+        return False
+    try:
+        return (launcher := board.launcher) is not None and launcher.alive()
+    finally:
+        board.close()
 
 
 def _is_live(instance: str) -> bool:

@@ -17,7 +17,7 @@ import resource
 import select
 import signal
 import sys
-from typing import Final
+from typing import Final, Protocol
 
 _PR_SET_PDEATHSIG: Final = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -79,6 +79,13 @@ def drain_seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} cannot be used: give 0 to {MAX_DRAIN_S} seconds")
 
 
+class HasFileno(Protocol):
+    """An open file, as `select` wants it."""
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+
+
 class Signals:
     """Signals as something to wait for. One per process, made in its main thread.
 
@@ -89,17 +96,22 @@ class Signals:
     def __init__(self, *numbers: signal.Signals) -> None:
         self._read, write = os.pipe()
         os.set_blocking(write, False)
-        self._poll = select.poll()  # not `select`, which takes no descriptor above 1023
-        self._poll.register(self._read, select.POLLIN)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in numbers:
             signal.signal(number, lambda *_: None)
 
     def wait(self, seconds: float) -> signal.Signals | None:
         """Return the next signal, or None after `seconds`."""
-        if not self._poll.poll(seconds * 1000):
+        if not readable(self._read, seconds):
             return None
         return signal.Signals(os.read(self._read, 1)[0])
+
+
+def readable(file: int | HasFileno, seconds: float) -> bool:
+    """Wait at most `seconds` until something can be read, the end too; whether it can."""
+    poll = select.poll()  # not `select`, which takes no descriptor above 1023
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def say(line: str) -> None:

@@ -2,8 +2,9 @@
 
 A launcher with its shards, a replay scheduler and gateway processes (two, with 60 streams each) are at work.
 Meanwhile, from a seed: shards are killed (one, two at once, two in a row), stopped until they count as hung,
-stopped for a moment; schedulers (of several ranks one at a time) and gateways are killed or stopped for a
-moment; /dev/shm is filled to the last byte; clients vanish. The next hurt comes when the last one has healed.
+stopped for a moment; schedulers (of several ranks one at a time, or rank 0 at once with a gateway) and
+gateways are killed or stopped for a moment; /dev/shm is filled to the last byte; clients vanish. The next
+hurt comes when the last one has healed.
 At the end every stream must have been told the truth byte for byte, or, where its own client, gateway or
 scheduler died, must have ended cleanly, and nothing may be live that no client waits for: a request in a
 gateway's slots, a shard's or the scheduler's, which would stay there. The plan of hurts follows from the seed
@@ -33,9 +34,11 @@ from typing import Any
 import numpy as np
 from chaos_gateway import DROP_SHARE, Marks
 from chaos_tally import Gateway, Tally
-from outfeed.ring.board import Board, Role, State
+from options import MAX_S, MAX_SEED, between
+from outfeed.ring.board import MAX_EACH, Board, Role, State
 from outfeed.ring.instance import Instance
 from outfeed.shards.launcher import LaunchError, find_tokenizer
+from outfeed.sidecar.replay import load_text
 from pipeline import Pipeline, PipelineError, demo_tokenizer
 from rich.console import Console
 from rich.table import Table
@@ -43,12 +46,16 @@ from texts import MULTILINGUAL
 from top_sample import Watch
 
 HEAL_LIMIT_S = 30.0
+GATEWAY_LIMIT_S = 180.0
+"""How long a gateway may take to start: a second of CPU, which may be half a minute where twenty others want
+it, too. One that ends meanwhile is seen at once."""
 HEARTBEAT_LIMIT_S = 1.0
 LEAK_LIMIT_S = 20.0
 SHM = Path("/dev/shm")
 SHM_BYTES = 768 << 20
 WARM_S = 20.0
 STREAMS_EACH = 60
+MAX_KILLS = 1_000_000
 
 # (weight, name): what may be done to a pipeline. `--only shard` keeps those that hurt shards alone.
 Hurts = tuple[tuple[int, str], ...]
@@ -60,6 +67,8 @@ OTHER_HURTS: Hurts = (
     (4, "gateway pause"),
     (3, "fill shm"),
 )
+RANK_HURTS: Hurts = ((3, "rank 0 and gateway kill"),)
+"""What is done to several ranks as well."""
 
 
 class Chaos:
@@ -103,7 +112,8 @@ class Chaos:
             self.board: Board = opened.board
             for reader in range(args.gateways):
                 self._start_gateway(reader)
-            self._until("all gateways to be ready", lambda: all(g.ready for g in self.gateways.values()))
+            all_ready = lambda: all(g.ready for g in self.gateways.values())  # noqa: E731
+            self._until("all gateways to be ready", all_ready, GATEWAY_LIMIT_S)
             self.began = time.monotonic()
             while not self._done():
                 self._hurt()
@@ -123,7 +133,9 @@ class Chaos:
     # -- hurting ------------------------------------------------------------------------------------
 
     def _hurt(self) -> None:
-        choices = SHARD_HURTS if self.args.only == "shard" else SHARD_HURTS + OTHER_HURTS
+        choices = SHARD_HURTS
+        if self.args.only != "shard":
+            choices += OTHER_HURTS + (RANK_HURTS if self.args.ranks > 1 else ())
         if not self.args.private_shm:
             choices = tuple(choice for choice in choices if choice[1] != "fill shm")
         (name,) = self.random.choices([name for _, name in choices], [weight for weight, _ in choices])
@@ -148,6 +160,8 @@ class Chaos:
                 self._pause(self.pipeline.schedulers[self._rank()].pid, pause)
             case "gateway kill":
                 self._kill_gateway(self.random.randrange(self.args.gateways))
+            case "rank 0 and gateway kill":
+                self._kill_gateway(self.random.randrange(self.args.gateways), and_rank_0=True)
             case "gateway pause":
                 self._pause(self.gateways[self.random.randrange(self.args.gateways)].process.pid, pause)
             case "fill shm":
@@ -205,14 +219,19 @@ class Chaos:
     def _ended(self) -> int:
         return sum(self.tally.ends.values())
 
-    def _kill_gateway(self, reader: int) -> None:
+    def _kill_gateway(self, reader: int, *, and_rank_0: bool = False) -> None:
+        """Kill a gateway, at once with rank 0 of the scheduler or alone, and wait until another is ready."""
         gateway = self.gateways.pop(reader)
         gateway.process.kill()
+        if and_rank_0:
+            self.pipeline.schedulers[0].kill()
         gateway.process.wait()
         self._drain(gateway)
         self.tally.bury(gateway)
         self._start_gateway(reader, gateway.life + 1)
-        self._until("the new gateway to be ready", lambda: self.gateways[reader].ready)
+        if and_rank_0:
+            self._kill_rank(0)
+        self._until("the new gateway to be ready", lambda: self.gateways[reader].ready, GATEWAY_LIMIT_S)
 
     def _fill_shm(self, seconds: float) -> None:
         """Take every byte that /dev/shm has left, for a while."""
@@ -231,7 +250,7 @@ class Chaos:
         numbers = {"reader": reader, "life": life, "gateways": args.gateways, "shards": args.shards}
         numbers |= {"streams": STREAMS_EACH, "seed": args.seed, "die-with-parent": os.getpid()}
         command = [sys.executable, str(Path(__file__).with_name("chaos_gateway.py"))]
-        command += ["--instance", self.instance, "--tokenizer", self.tokenizer, "--text", str(args.text)]
+        command += ["--instance", self.instance, "--tokenizer", self.tokenizer, "--text", args.text]
         drop_share = 0 if args.only == "shard" else DROP_SHARE
         command += ["--marks", str(self.marks_path), "--drop-share", str(drop_share)]
         command += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
@@ -257,6 +276,14 @@ class Chaos:
             self.sampled = now
             self._sample_rss()
             self.pipeline.check()
+            self._check_gateways()
+
+    def _check_gateways(self) -> None:
+        for reader, gateway in self.gateways.items():
+            if (status := gateway.process.poll()) is not None:
+                raise PipelineError(
+                    f"gateway {reader} ended with status {status}: {self.pipeline.last_words()}"
+                )
 
     def _take(self, gateway: Gateway) -> bool:
         """Take in what a gateway has said; False at its end."""
@@ -276,11 +303,15 @@ class Chaos:
         if gateway.process.stdin is not None:
             gateway.process.stdin.close()
 
-    def _until(self, what: str, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + HEAL_LIMIT_S
+    def _until(self, what: str, condition: Callable[[], bool], limit: float = HEAL_LIMIT_S) -> None:
+        deadline = time.monotonic() + limit
         while not condition():
             if time.monotonic() > deadline:
-                raise PipelineError(f"waited {HEAL_LIMIT_S:.0f} s in vain for {what}; seed {self.args.seed}")
+                self._check_gateways()
+                raise PipelineError(
+                    f"waited {limit:.0f} s in vain for {what}; seed {self.args.seed}; the last "
+                    f"that was said: {self.pipeline.last_words()}"
+                )
             self._listen(0.002)
 
     def _finish(self) -> None:
@@ -415,24 +446,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="chaos", description=(__doc__ or "").partition("\n")[0])
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--kills", type=int, help="run until so many shards were killed (default 30)")
-    length.add_argument("--seconds", type=float, help="run for so long")
-    parser.add_argument("--seed", type=int, default=1)
+    length.add_argument(
+        "--kills", type=between(1, MAX_KILLS), help="run until so many shards were killed (default 30)"
+    )
+    length.add_argument("--seconds", type=between(0.0, MAX_S), help="run for so long")
+    parser.add_argument("--seed", type=between(0, MAX_SEED), default=1)
     parser.add_argument("--only", choices=["shard"], help="hurt nothing but shards")
-    parser.add_argument("--shards", type=int, default=3)
-    parser.add_argument("--gateways", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=1, help="scheduler processes (default 1)")
+    each = between(1, MAX_EACH)
+    parser.add_argument("--shards", type=each, default=3)
+    parser.add_argument("--gateways", type=each, default=2)
+    parser.add_argument("--ranks", type=each, default=1, help="scheduler processes (default 1)")
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: deepseek)"
     )
     parser.add_argument(
-        "--text", metavar="FILE", type=Path, default=MULTILINGUAL, help="UTF-8 text (default: the demo's)"
+        "--text", metavar="FILE", default=str(MULTILINGUAL), help="UTF-8 text (default: the demo's)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--private-shm", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     if args.kills is None and args.seconds is None:
         args.kills = 30
+    try:
+        load_text(args.text)
+    except ValueError as error:
+        print(f"chaos: {error}", file=sys.stderr)
+        return 2
     if not args.private_shm and args.only is None and (code := in_private_shm(words)) is not None:
         return code
     with tempfile.TemporaryDirectory() as folder:

@@ -19,6 +19,7 @@ from cases import beyond
 from outfeed.ring.batch import Batch
 from outfeed.ring.finish import FinishReason
 from outfeed.ring.frames import PROMPT_TAIL, DecodeOptions, Register
+from outfeed.ring.process import settle
 from outfeed.ring.route import make_route
 from outfeed.shards.decoder import Decoder
 from outfeed.shards.errors import TokenizerFileError, is_crash
@@ -29,6 +30,8 @@ from texts import MULTILINGUAL
 from tokenizers import Tokenizer
 
 SHOWN = 5
+MAX_LENGTH, MAX_RANDOM = 4096, 1_000_000
+"""Ids of a case, which is cut at each of them, and cases, at most: more would never end."""
 
 
 class Case(NamedTuple):
@@ -208,15 +211,25 @@ def main() -> int:
     )
     parser.add_argument("--length", type=int, default=32, metavar="N", help="ids of a case (default 32)")
     parser.add_argument("--seed", type=int, default=1, help="of the random ids (default 1)")
+    settle()
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    if args.length < 2 or args.random < 0:
-        parser.error("--length must be at least 2 and --random at least 0")
+    if not 2 <= args.length <= MAX_LENGTH:
+        parser.error(f"--length {args.length}: give 2 to {MAX_LENGTH}")
+    if not 0 <= args.random <= MAX_RANDOM:
+        parser.error(f"--random {args.random}: give 0 to {MAX_RANDOM}")
     try:
         text = _read(args.text)
     except ValueError as error:
         print(f"check-tokenizer: {error}", file=sys.stderr)
         return 2
+    try:
+        return _check_all(args, text)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _check_all(args: argparse.Namespace, text: str) -> int:
     status = 0
     for path in args.paths:
         try:
@@ -242,7 +255,7 @@ def _read(path: str | None) -> str:
     try:
         text = where.read_text(encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"cannot read text {where}: {error.strerror}") from error
+        raise ValueError(f"cannot read text {where}: {error.strerror}; give a UTF-8 text file") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8 text: {error}; give a UTF-8 file") from error
     if not text.strip():

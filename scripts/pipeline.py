@@ -23,6 +23,8 @@ from outfeed.ring.instance import Instance, InstanceGone, leftovers
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 10.0
+LAST_WORDS = 30
+"""Lines that are shown of what all the processes have said, when one is at fault."""
 
 
 class PipelineError(RuntimeError):
@@ -86,7 +88,7 @@ class Pipeline:
         self.said = tempfile.TemporaryFile("w+")
         try:
             self.launcher = self._spawn("outfeed.shards.launcher", self.launch)
-            self._wait_for("the launcher", self.launcher, lambda here: here.board.phase == Phase.RUNNING)
+            self._wait_for("the launcher", self.launcher, self._is_ready)
             if self.replay is not None:
                 for rank in range(self.ranks):
                     self.start_scheduler(rank)
@@ -102,8 +104,12 @@ class Pipeline:
         """Start a rank of the replay scheduler; again, if the one before it was killed."""
         started = self._spawn("outfeed.sidecar.replay", [f"--rank={rank}", *(self.replay or ())])
         self.schedulers[rank] = started
-        ready = lambda here: here.board.row(Role.SCHEDULER, rank).alive  # noqa: E731
-        self._wait_for("the replay scheduler", started, ready)
+
+        def is_ready(here: Instance) -> bool:
+            row = here.board.row(Role.SCHEDULER, rank)
+            return row.alive and (owner := row.owner) is not None and owner.pid == started.pid
+
+        self._wait_for("the replay scheduler", started, is_ready)
 
     def stop(self) -> None:
         """Stop the scheduler, then the launcher; kill what does not go in time."""
@@ -129,6 +135,11 @@ class Pipeline:
             if process is not None and process.poll() is not None:
                 raise PipelineError(self._died(what, process))
 
+    def last_words(self) -> str:
+        """Return the last lines of what the children have said; they should say no more after that."""
+        self.said.seek(0)
+        return "\n".join(self.said.read().splitlines()[-LAST_WORDS:]) or "nothing"
+
     def _spawn(self, module: str, options: Sequence[str]) -> subprocess.Popen[str]:
         own = ["--instance", self.instance, "--die-with-parent", str(os.getpid())]
         return subprocess.Popen(
@@ -139,6 +150,14 @@ class Pipeline:
             text=True,
             # Ctrl-C reaches this process alone; it stops the others in order.
             start_new_session=True,
+        )
+
+    def _is_ready(self, here: Instance) -> bool:
+        """Whether it runs, and is this launcher's: another one's of that name may."""
+        launcher = here.board.launcher
+        assert self.launcher is not None
+        return (
+            launcher is not None and launcher.pid == self.launcher.pid and here.board.phase == Phase.RUNNING
         )
 
     def _wait_for(self, what: str, process: subprocess.Popen[str], ready: Callable[[Instance], bool]) -> None:

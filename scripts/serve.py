@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from outfeed.gateway.server import ServerError, add_gateway_arguments, gateway_o
 from outfeed.ring.board import MAX_EACH
 from outfeed.ring.errors import RingError
 from outfeed.ring.instance import InstanceGone
-from outfeed.ring.process import Signals, fail, say, settle
+from outfeed.ring.process import Signals, fail, readable, say, settle
 from outfeed.shards.launcher import LaunchError, add_instance_arguments, instance_options, make_config
 from pipeline import START_LIMIT_S, Pipeline, PipelineError, demo_tokenizer, hangup
 from texts import MULTILINGUAL, TEMPLATE
@@ -108,8 +107,7 @@ class Gateways:
         deadline = time.monotonic() + START_LIMIT_S
         for process in self._processes.values():
             assert process.stdout is not None
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not readable(process.stdout, deadline - time.monotonic()):
                 raise PipelineError(f"the gateways were not ready within {START_LIMIT_S:.0f} s")
             if not process.stdout.readline():
                 raise PipelineError("a gateway could not start; what it said is above")
@@ -124,7 +122,7 @@ class Gateways:
         for reader, process in self._processes.items():
             if process.poll() is None:
                 assert process.stdout is not None
-                if process.pid in self._starting and select.select([process.stdout], [], [], 0)[0]:
+                if process.pid in self._starting and readable(process.stdout, 0):
                     self._starting.discard(process.pid)
                 continue
             self._starting.discard(process.pid)

@@ -13,14 +13,19 @@ from types import ModuleType
 from typing import Any
 
 from named import Shelf
+from options import MAX_S, MAX_SEED, between
 from rich.console import Console
 from rich.table import Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of every stress."""
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to run (default 60)")
-    parser.add_argument("--seed", type=int, default=1, help="the seed every choice is drawn from (default 1)")
+    parser.add_argument(
+        "--seconds", type=between(0.0, MAX_S), default=60.0, help="how long to run (default 60)"
+    )
+    parser.add_argument(
+        "--seed", type=between(0, MAX_SEED), default=1, help="the seed every choice is drawn from (default 1)"
+    )
 
 
 def run(stress: ModuleType, args: argparse.Namespace) -> dict[str, Any]:

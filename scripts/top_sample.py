@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outfeed.ring import Owner, Ring, RingError, RingStats
+from outfeed.ring import Owner, Ring, RingStats
 from outfeed.ring.board import COUNTERS, BoardRow, Role
 from outfeed.ring.instance import Instance, InstanceGone, running
 
@@ -123,7 +123,7 @@ def choose(name: str | None) -> Instance:
         NoInstance: there is none, or there are several and none was named.
     """
     if name is None:
-        found = list(_attachable())
+        found = running()
         if len(found) != 1:
             raise NoInstance(
                 f"{len(found)} instances are running ({', '.join(found)}): choose one with --instance"
@@ -135,15 +135,6 @@ def choose(name: str | None) -> Instance:
         return Instance.attach(name)
     except InstanceGone as error:
         raise NoInstance(str(error)) from None
-
-
-def _attachable() -> Iterator[str]:
-    for name in running():
-        try:
-            Instance.attach(name).close()
-        except RingError:  # dead, another version's, user's or container's
-            continue
-        yield name
 
 
 class Watch:

@@ -186,9 +186,15 @@ def load_tokenizer(path: str | Path) -> "tuple[Tokenizer, bytes]":
     """Return the tokenizer in a file, and the file's bytes; raise TokenizerFileError."""
     from tokenizers import Tokenizer
 
-    if Path(path).is_dir():
-        path = Path(path) / "tokenizer.json"
     try:
+        str(path).encode()
+    except UnicodeEncodeError:  # a table says which file it is of, and so does an instance's configuration
+        raise TokenizerFileError(
+            f"tokenizer file {str(path)!r}: its path is not UTF-8; give one that is"
+        ) from None
+    try:
+        if Path(path).is_dir():
+            path = Path(path) / "tokenizer.json"
         raw = Path(path).read_bytes()
     except OSError as error:
         raise TokenizerFileError(

@@ -347,8 +347,10 @@ def load_tokenizer(path: str) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(path)
-    except Exception as error:  # the library raises plain Exception, whatever is wrong
+        return Tokenizer.from_buffer(Path(path).read_bytes())
+    except BaseException as error:  # the library raises plain Exception, whatever is wrong, or it crashes
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise ValueError(
             f"cannot load the tokenizer {path}: {error}; give the instance's tokenizer.json"
         ) from error

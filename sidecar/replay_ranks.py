@@ -16,6 +16,8 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from ..ring.frames import TAG_OF, Abort, Control, Generate, Tag, decode, encode
+from ..ring.process import readable
+from ..ring.route import reader_of, slot_of
 from .port import SchedulerPort
 
 Received = Generate | Abort | Control
@@ -67,7 +69,7 @@ class Handing:
 
     def wait(self, port: SchedulerPort, timeout: float) -> None:
         """Sleep until a gateway says something, or a full socket may have room."""
-        port.wait(RETRY_S if any(other.unsent for other in self._others) else timeout)
+        port.wait(RETRY_S if any(other.is_behind for other in self._others) else timeout)
 
     def close(self) -> None:
         """Let nobody connect any more, and hang up."""
@@ -79,15 +81,15 @@ class Handing:
         if isinstance(message, Control):
             return False
         if isinstance(message, Abort):  # whose it is, is not noted: it ends nothing where there is nothing
-            self._others = [other for other in self._others if other.send(message)]
+            self._others = [other for other in self._others if other.abort(message.route)]
             return False
         self._given += 1
         while self._others and self._given % (1 + len(self._others)):
             other = self._others.pop(0)
-            if other.unsent:  # it hangs, or is far behind: it gets no more until it has taken that
+            if other.is_behind:  # or it hangs: it gets no more until it has taken that
                 self._others.append(other)
                 break
-            if other.send(message):
+            if other.give(message):
                 self._others.append(other)
                 return True
         port.adopt(message)
@@ -103,17 +105,32 @@ class Handing:
 
 
 class _Peer:
-    """Another rank, as rank 0 has it. Nothing waits for it: what its socket does not take is kept."""
+    """Another rank, as rank 0 has it. Nothing waits for it: what its socket does not take is kept.
+
+    That is one request at most, and aborts: one for each slot of a gateway. While anything is kept no request
+    is given, so what a slot's second abort is of cannot be this rank's.
+    """
 
     def __init__(self, link: socket.socket) -> None:
         link.setblocking(False)
         self.link = link
         self.unsent = bytearray()
+        self.aborts: dict[tuple[int, int], int] = {}
+        """By reader and slot, the route to abort once all else is sent."""
 
-    def send(self, message: Generate | Abort) -> bool:
-        """Send, now or later; False when it is gone."""
-        body = encode(message)
-        self.unsent += _HEAD.pack(TAG_OF[type(message)], len(body)) + body
+    @property
+    def is_behind(self) -> bool:
+        """Whether anything is kept for it."""
+        return bool(self.unsent or self.aborts)
+
+    def give(self, request: Generate) -> bool:
+        """Send a request, now or later; False when the rank is gone."""
+        self._pack(request)
+        return self.is_there()
+
+    def abort(self, route: int) -> bool:
+        """Send an abort, now or later; False when the rank is gone."""
+        self.aborts.setdefault((reader_of(route), slot_of(route)), route)
         return self.is_there()
 
     def is_there(self) -> bool:
@@ -127,7 +144,11 @@ class _Peer:
             self.link.close()
             return False
         try:
-            while self.unsent:
+            while self.is_behind:
+                if not self.unsent:
+                    for route in self.aborts.values():
+                        self._pack(Abort(route))
+                    self.aborts.clear()
                 del self.unsent[: self.link.send(self.unsent)]
         except BlockingIOError:
             pass
@@ -135,6 +156,10 @@ class _Peer:
             self.link.close()
             return False
         return True
+
+    def _pack(self, message: Generate | Abort) -> None:
+        body = encode(message)
+        self.unsent += _HEAD.pack(TAG_OF[type(message)], len(body)) + body
 
 
 class Taking:
@@ -147,10 +172,18 @@ class Taking:
         self._due = 0.0
 
     def share(self, port: SchedulerPort, received: Sequence[Received]) -> list[Received]:
-        """Take what was handed on, behind what the port says itself."""
+        """Take what was handed on, behind what the port says itself.
+
+        What comes from a rank 0 that is gone ends: gateways end it, if they live, and the next rank 0 knows
+        nothing of it. Whether that one lives is looked at behind `adopt`: what dies later the port sees.
+        """
         taken = self._taken()
         for message in taken:
             port.adopt(message)
+        if taken and not self._is_linked():
+            for message in taken:
+                port.adopt(Abort(message.route))
+            taken = []
         return [*received, *taken]
 
     def wait(self, port: SchedulerPort, timeout: float) -> None:
@@ -158,15 +191,14 @@ class Taking:
         if self._link is None:
             time.sleep(min(RETRY_S, timeout))
         else:
-            poll = select.poll()  # not `select`, which takes no descriptor above 1023
-            poll.register(self._link, select.POLLIN)
-            poll.poll(timeout * 1e3)
+            readable(self._link, timeout)
 
     def close(self) -> None:
         """Hang up."""
         if self._link is not None:
             self._link.close()
         self._link = None
+        self._read.clear()  # what is here of a message whose end will not come
 
     def _taken(self) -> list[Generate | Abort]:
         if self._link is None and time.monotonic() >= self._due:
@@ -182,10 +214,15 @@ class Taking:
             pass
         except OSError:
             self.close()
-        messages = list(self._whole())
-        if self._link is None:  # of the last one only a part came: it ends with that rank 0
-            self._read.clear()
-        return messages
+        return self._whole()
+
+    def _is_linked(self) -> bool:
+        """Whether rank 0 is still there, whatever it has said."""
+        if self._link is None:
+            return False
+        poll = select.poll()
+        poll.register(self._link, select.POLLRDHUP)
+        return not poll.poll(0)
 
     def _whole(self) -> list[Generate | Abort]:
         messages: list[Generate | Abort] = []

@@ -24,7 +24,6 @@ class ReaderStatistics(msgspec.Struct):
     lost: int = 0
     """Requests that a tally found to have lost something."""
     sinks_full: int = 0
-    handlers_gone: int = 0
     errors: int = 0
     """ERROR frames."""
     aborts: int = 0
@@ -73,7 +72,7 @@ class Ending(msgspec.Struct):
 
     route: int
     rid: str
-    abort: str | None
-    """Why it is to be aborted at the scheduler; None when it is not, or was."""
+    abort: bool
+    """Whether it is to be aborted at the scheduler, and was not yet."""
     registered: bool = True
     """False for a ghost: it was never known here."""

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 DRAIN_FRAMES = 32
 # How many ended routes are remembered, to tell a stale row from a ghost's.
 REMEMBERED = 1 << 13
-HANDLER_GONE = "handler gone"
 
 
 class Reader:
@@ -42,7 +41,7 @@ class Reader:
 
     egress                        the ring's one consumer; its doorbell also wakes the reader for requests
                                   from other threads
-    on_abort(route, rid, reason)  stop this request at the scheduler. Called once per request; when it raises
+    on_abort(route, rid)          stop this request at the scheduler. Called once per request; when it raises
                                   (a full request ring), again each turn until it returns. `rid` is empty
                                   for a row of a route that this reader never knew
     on_end(route)                 the request is over for the reader: its slot may be used again. Called once
@@ -57,7 +56,7 @@ class Reader:
     def __init__(
         self,
         egress: Consumer,
-        on_abort: Callable[[int, str, str], None],
+        on_abort: Callable[[int, str], None],
         on_end: Callable[[int], None],
         on_takeover: Callable[[int, int], None] = lambda shard, epoch: None,
     ) -> None:
@@ -90,11 +89,11 @@ class Reader:
                 f"route {format_route(route)} is registered already; end it before using it again"
             )
         self._index = reader_of(route)
-        live.channel.on_gone = partial(self.abort, route, HANDLER_GONE)
+        live.channel.on_gone = partial(self.abort, route)
         if live.channel.gone:
-            self.abort(route, HANDLER_GONE)
+            self.abort(route)
         elif shard_of(route) in self.lost_shards:
-            self.abort(route, *self._lost_lane(shard_of(route)))
+            self.abort(route, self._lost_lane(shard_of(route)))
 
     def unregister(self, route: int) -> bool:
         """Forget a route that was not submitted: no abort, no on_end, no item to its sink. Any thread.
@@ -108,18 +107,18 @@ class Reader:
         self._requests.append(function)
         self._nudge()
 
-    def abort(self, route: int, reason: str, error: Error | None = None) -> None:
+    def abort(self, route: int, error: Error | None = None) -> None:
         """End a live request and abort it at the scheduler. Any thread.
 
         Its sink gets `error` if there is one. Nothing happens when the request has ended already.
         """
-        self.call(partial(self._fail_now, error, (route,), reason))
+        self.call(partial(self._fail_now, error, (route,), True))
 
-    def fail(self, error: Error, *, abort: str | None = None, rank: int | None = None) -> None:
+    def fail(self, error: Error, *, abort: bool = False, rank: int | None = None) -> None:
         """End every request that is live now with `error`. Any thread.
 
-        `abort` is the reason to abort them with, None when nobody is left to abort them. `rank`: only those
-        of that rank of the scheduler, and those that no rank has said it runs: they may be its.
+        `abort`: at the scheduler, too; not when nobody is left to be told. `rank`: only those of that rank of
+        the scheduler, and those that no rank has said it runs: they may be its.
         """
         routes = list(self._live)
         self.call(partial(self._fail_now, error, routes, abort, rank))
@@ -196,16 +195,15 @@ class Reader:
 
     def _lose_shard(self, shard: int) -> None:
         lost = [route for route in list(self._live) if shard_of(route) == shard]  # others register
-        reason, error = self._lost_lane(shard)
-        self._fail_now(error, lost, reason)
+        self._fail_now(self._lost_lane(shard), lost, True)
 
-    def _lost_lane(self, shard: int) -> tuple[str, Error]:
-        """Say why a lane's requests end: to the scheduler, and to them."""
+    def _lost_lane(self, shard: int) -> Error:
+        """Say why a lane's requests end."""
         if shard in self._corrupt:
             message = f"the lane from shard {shard} is corrupt; its requests cannot be served"
-            return "corrupt lane", Error(500, "corrupt_lane", message)
+            return Error(500, "corrupt_lane", message)
         message = f"shard {shard} cannot write to this gateway (its log says why); send the request again"
-        return "shard cut off", Error(503, "shard_cut_off", message)
+        return Error(503, "shard_cut_off", message)
 
     def _handle(self, frames: list[Frame]) -> None:
         """Handle frames, then give their room back: a reader that dies in between is read to again."""
@@ -253,7 +251,7 @@ class Reader:
                 self._unexpected(live, route, event.first, event.generated)
                 return
             event.finish = finishes.get(row)
-            odd_delivered += self._deliver(live, event, "stop found by its shard" if row in ended else None)
+            odd_delivered += self._deliver(live, event, row in ended)
 
         delivered = deliver(
             self._live,
@@ -270,7 +268,7 @@ class Reader:
         self._stats.rows += step.rows
         self._stats.delivered += delivered + odd_delivered
 
-    def _deliver(self, live: Live, event: ChunkEvent, abort: str | None) -> bool:
+    def _deliver(self, live: Live, event: ChunkEvent, abort: bool) -> bool:
         """Deliver an event that may be the last one or not fit; False when it was refused.
 
         `abort` is for a last one that the scheduler does not know to be that.
@@ -312,8 +310,7 @@ class Reader:
         live = self._answered(message.route)
         if live is None:
             return
-        abort = message.type if message.running else None
-        self._fail_live(live, Error(message.status, message.type, message.message), abort)
+        self._fail_live(live, Error(message.status, message.type, message.message), abort=message.running)
 
     def _answered(self, route: int) -> Live | None:
         """Return the live request that an answer is for; None when it comes too late."""
@@ -333,7 +330,7 @@ class Reader:
                 self._stats.lost += 1
                 message = f"{live.next} of {tokens} tokens came, or its end did not: a damaged frame had them"
                 log.error("%s has lost something: %s", format_route(route), message)
-                self._fail_live(live, Error(500, "frame_lost", message), "frame lost")
+                self._fail_live(live, Error(500, "frame_lost", message))
             elif standing != Standing.RECEIVED:
                 live.rank = tally.rank
 
@@ -348,15 +345,15 @@ class Reader:
             self._stats.gaps += 1
             message = f"a row from token {first} on came where one from {live.next} on was expected"
             log.error("gap in %s: %s", format_route(route), message)
-            self._fail_live(live, Error(500, "gap", message), "gap")
+            self._fail_live(live, Error(500, "gap", message))
 
     def _refused(self, live: Live, error: SinkFull | SinkClosed) -> None:
         """The sink took no more."""
         if isinstance(error, SinkFull):
             self._stats.sinks_full += 1
-            self._fail_live(live, Error(408, "client_too_slow", str(error)), "sink full")
+            self._fail_live(live, Error(408, "client_too_slow", str(error)))
         else:
-            self._fail_live(live, None, HANDLER_GONE)
+            self._fail_live(live, None)
 
     def _not_live(self, route: int) -> None:
         """Something came for a request that is not live. One we never knew is a ghost: aborted once.
@@ -366,30 +363,28 @@ class Reader:
         if route in self._ended or reader_of(route) != self._index or len(self._aborts) >= REMEMBERED:
             return
         self._remember(route)
-        self._aborts.append(Ending(route, "", "unknown route", registered=False))
+        self._aborts.append(Ending(route, "", abort=True, registered=False))
 
     def _fail_now(
-        self, error: Error | None, routes: Iterable[int], abort: str | None, rank: int | None = None
+        self, error: Error | None, routes: Iterable[int], abort: bool, rank: int | None = None
     ) -> None:
         for route in routes:
             live = self._live.get(route)
             if live is not None and (rank is None or live.rank in (None, rank)):
                 self._fail_live(live, error, abort)
 
-    def _fail_live(self, live: Live, error: Error | None, abort: str | None) -> None:
+    def _fail_live(self, live: Live, error: Error | None, abort: bool = True) -> None:
         if error is not None:
             waiter = live.channel.fail(error)
             if waiter is not None:
                 self._wakes.append(waiter)
-        if abort == HANDLER_GONE:
-            self._stats.handlers_gone += 1
         self._end(live, abort)
 
-    def _end(self, live: Live, abort: str | None = None) -> None:
+    def _end(self, live: Live, abort: bool = False) -> None:
         """The one place a request ends."""
         # All that takes memory comes first: whom it fails for is live until the next try.
         self._remember(live.route)
-        waiting = self._ends if abort is None else self._aborts
+        waiting = self._aborts if abort else self._ends
         waiting.append(Ending(live.route, live.rid, abort))
         if self._live.pop(live.route, None) is None:
             waiting.pop()  # unregistered meanwhile
@@ -409,20 +404,20 @@ class Reader:
 
     def _is_aborted(self, ending: Ending) -> bool:
         """Whether its abort is sent, or cannot be any more."""
-        if ending.abort is None:
+        if not ending.abort:
             return True
         try:
-            self._on_abort(ending.route, ending.rid, ending.abort)
+            self._on_abort(ending.route, ending.rid)
         except CorruptLane as error:
             # The scheduler finds the lane lost, too, and stops all that came on it.
             log.error("%d aborts cannot be sent: %s", len(self._aborts), error)
             for waiting in self._aborts:
-                waiting.abort = None
+                waiting.abort = False
             return True
         except Exception as error:
             log.warning("abort of %s is tried again: %s", format_route(ending.route), error)
             return False
-        ending.abort = None
+        ending.abort = False
         self._stats.aborts += 1
         return True
 

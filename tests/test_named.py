@@ -61,3 +61,27 @@ def test_a_stress_has_options_of_its_own() -> None:
     done = run("stress", "--objects", "7", "sampling", "--help")
     assert done.returncode == 0
     assert "--objects" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "option"),
+    [
+        ("stress", "batch", "--seconds=nan"),
+        ("stress", "batch", "--seconds=-1"),
+        ("stress", "batch", "--seconds=inf"),
+        ("stress", "batch", "--seed=-1"),
+        ("stress", "regex", "--bombs=2"),
+        ("stress", "sampling", "--objects=0"),
+        ("stress", "http", "--streams=0"),
+        ("stress", "http", "--ranks=65"),
+        ("bench", "http", "--tokens=0"),
+        ("bench", "http", "--streams=-1"),
+        ("bench", "http", "--shards=0"),
+    ],
+)
+def test_a_number_out_of_its_range_is_said_before_anything_runs(command: str, name: str, option: str) -> None:
+    done = run(command, name, option)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = done.stderr.splitlines()[-1]
+    which, _, value = option.partition("=")
+    assert said.startswith(f"{command}: error: argument {which}: '{value}' cannot be used: give a ")

@@ -30,6 +30,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from options import between
+from outfeed.ring.board import MAX_EACH
 from texts import MULTILINGUAL
 
 HERE = Path(__file__).parent
@@ -38,6 +40,7 @@ TOKENS = 200
 OURS, THEIRS = "outfeed", "sglang rust"
 RING_BYTES = 64 << 10
 START_LIMIT_S = 120.0
+MAX_TOKENS, MAX_STREAMS = 100_000, 10_000
 
 Found = dict[str, float]
 
@@ -45,10 +48,19 @@ Found = dict[str, float]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     parser.add_argument("--sglang-module", metavar="PATH", help="also measure SGLang's Rust server")
-    parser.add_argument("--gateways", type=int, default=1, help="gateway processes (default 1)")
-    parser.add_argument("--shards", type=int, default=1, help="our detokenizer processes (default 1)")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"of each request (default {TOKENS})")
-    parser.add_argument("--streams", type=int, nargs="*", default=STREAMS, help="cases (default 1 16 64 256)")
+    each = between(1, MAX_EACH)
+    parser.add_argument("--gateways", type=each, default=1, help="gateway processes (default 1)")
+    parser.add_argument("--shards", type=each, default=1, help="our detokenizer processes (default 1)")
+    parser.add_argument(
+        "--tokens", type=between(1, MAX_TOKENS), default=TOKENS, help=f"of each request (default {TOKENS})"
+    )
+    parser.add_argument(
+        "--streams",
+        type=between(1, MAX_STREAMS),
+        nargs="+",
+        default=STREAMS,
+        help="cases (default 1 16 64 256)",
+    )
 
 
 def run(quick: bool, args: argparse.Namespace) -> dict[str, Any]:

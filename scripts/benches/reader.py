@@ -68,7 +68,7 @@ class Ours:
         self.bell = Doorbell.create(f"{name}.bell")
         self.writer: LaneWriter = self.ring.writer(0)
         self.egress = self.ring.consumer(0, self.bell)
-        self.reader = Reader(self.egress, lambda route, rid, reason: None, lambda route: None)
+        self.reader = Reader(self.egress, lambda route, rid: None, lambda route: None)
         self.rows, self.step = rows, 0
         self.routes = np.array([make_route(0, 0, slot, 1) for slot in range(rows)], "u8")
         self.sources: list[SinkSource] = []

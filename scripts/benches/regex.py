@@ -12,12 +12,13 @@ again at the end.
 
 import json
 import math
-import select
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from outfeed.ring.process import readable
 
 SCRIPTS = Path(__file__).resolve().parent.parent
 SEED = 20
@@ -51,7 +52,7 @@ class Worker:
         assert process.stdout is not None
         process.stdin.write(json.dumps({"pattern": pattern, "seed": seed}) + "\n")
         process.stdin.flush()
-        if select.select([process.stdout], [], [], WATCHDOG_S)[0]:
+        if readable(process.stdout, WATCHDOG_S):
             line = process.stdout.readline()
             if line:
                 found: dict[str, Any] = json.loads(line)

@@ -2,14 +2,15 @@
 
 In turn, on one gateway process:
 
-- `--streams` streams are opened and stay idle (the replay scheduler runs one request at a time, the others
-  wait for it): the gateway's memory is read when all are there and again after `--seconds`;
+- `--streams` streams are opened and stay idle (each rank of the replay scheduler runs one request at a time,
+  the others wait for it): the gateway's memory is read when all are there and again after `--seconds`;
 - single clients drop: how long until their abort has reached the scheduler;
 - all drop at once: as many aborts at the scheduler, nothing live afterwards in any process, every file given
   back;
 - slow clients send a byte now and then while others ask for the gateway's health.
 
-`ok` is: no error, no growth beyond `GROWTH_BYTES`, an abort for every drop and no more, nothing left.
+`ok` is: no error, no growth beyond `GROWTH_BYTES`, an abort for every drop and no more, nothing left. Of
+several ranks each must have had streams, and have none left.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import os
 import random
 import re
 import resource
+import select
 import signal
 import socket
 import statistics
@@ -33,7 +35,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from outfeed.ring.board import BoardRow, Role
+from options import between
+from outfeed.ring.board import MAX_EACH, BoardRow, Role
 from outfeed.ring.instance import Instance, leftovers
 
 SERVE = Path(__file__).resolve().parent.parent / "serve.py"
@@ -42,12 +45,18 @@ GROWTH_BYTES = 4 << 20
 DROPS = 50
 SLOW = 500
 OPEN_AT_ONCE = 200
+MAX_STREAMS = 60_000
 HEAD_LIMIT_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this stress's options."""
-    parser.add_argument("--streams", type=int, default=5000, help="idle streams (default 5000)")
+    parser.add_argument(
+        "--streams", type=between(1, MAX_STREAMS), default=5000, help="idle streams (default 5000)"
+    )
+    parser.add_argument(
+        "--ranks", type=between(1, MAX_EACH), default=1, help="scheduler processes (default 1)"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -57,7 +66,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return {"ok": False, "why": f"only {hard} files may be open (ulimit -Hn): lower --streams"}
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     name = f"http-stress-{os.getpid()}"
-    with serving(name) as (port, here):
+    with serving(name, args.ranks) as (port, here):
         seen = Seen(port, here)
         found = seen.idle(args.streams, args.seconds) | seen.slow(random.Random(args.seed))
     found["left_in_shm"] = len(leftovers(name))
@@ -65,6 +74,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         found["growth_bytes"] > GROWTH_BYTES,
         found["aborts_missing"] != 0,
         found["live_after"] != 0,
+        min(found["live_of_ranks"]) == 0,
         found["files_after"] > 0,
         found["slow_still_open"] != 0,
         found["left_in_shm"] != 0,
@@ -78,7 +88,8 @@ class Seen:
     def __init__(self, port: int, here: Instance) -> None:
         self.port = port
         self.reader: BoardRow = here.board.row(Role.READER)
-        self.scheduler: BoardRow = here.board.row(Role.SCHEDULER)
+        self.ranks = here.board.rows(Role.SCHEDULER)
+        self.scheduler: BoardRow = self.ranks[0]  # it receives, and so counts all aborts
         owner = self.reader.owner
         assert owner is not None
         self.pid = owner.pid
@@ -89,18 +100,26 @@ class Seen:
         roles = (Role.SCHEDULER, Role.SHARD, Role.READER)
         return sum(row.get("live") for role in roles for row in self._board.rows(role))
 
+    def live_of_ranks(self) -> list[int]:
+        """Return how many requests each rank has."""
+        return [row.get("live") for row in self.ranks]
+
     def idle(self, count: int, seconds: float) -> dict[str, Any]:
         """Hold streams, then drop them."""
         self.health()  # what the first connection opens stays open
         empty, files = self.memory(), self.files()
         streams = self.open(count)
-        # One of them runs, and so must be read: a client that reads nothing is aborted as too slow.
-        threading.Thread(target=_read, args=(streams[0],), daemon=True).start()
+        # Who runs must be read: a client that reads nothing is aborted as too slow.
+        reading = Reading(streams)
         until(lambda: self.reader.get("live") >= count, f"{count} live streams")
+        with contextlib.suppress(TimeoutError):
+            until(lambda: sum(self.live_of_ranks()) >= count, "the ranks to have them")
+        of_ranks = self.live_of_ranks()
         full = self.memory()
         time.sleep(seconds)
         later = self.memory()
         aborted = self.scheduler.get("aborts")
+        reading.stop()
         drops = sorted(self.drop(streams.pop()) for _ in range(min(DROPS, count)))
         started = time.monotonic()
         for stream in streams:
@@ -114,6 +133,7 @@ class Seen:
             "streams": count,
             "memory_empty_bytes": empty,
             "memory_full_bytes": full,
+            "live_of_ranks": of_ranks,
             "bytes_per_stream": (full - empty) // count,
             "growth_bytes": later - full,
             "drop_to_abort_ms_p50": round(statistics.median(drops) * 1e3, 2),
@@ -202,16 +222,36 @@ class Seen:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
 
-def _read(client: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while client.recv(65536):
-            pass
+class Reading:
+    """Takes in what comes for some clients, in a thread, until it is told to stop."""
+
+    def __init__(self, clients: list[socket.socket]) -> None:
+        self._poll = select.poll()
+        self._clients = {client.fileno(): client for client in clients}
+        for number in self._clients:
+            self._poll.register(number, select.POLLIN)
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._stop = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop:
+            for number, _ in self._poll.poll(100):
+                with contextlib.suppress(OSError):
+                    if not self._clients[number].recv(65536):
+                        self._poll.unregister(number)
 
 
 @contextlib.contextmanager
-def serving(name: str) -> Iterator[tuple[int, Instance]]:
-    """Run `serve` with a scheduler that runs one request at a time."""
+def serving(name: str, ranks: int) -> Iterator[tuple[int, Instance]]:
+    """Run `serve` with a scheduler each rank of which runs one request at a time."""
     command = [sys.executable, str(SERVE), "--instance", name, "--port", "0", "--shards", "1"]
+    command += ["--ranks", str(ranks)]
     command += ["--incremental", "--batch", "1", "--steps-per-second", "500"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benches.regex_family import Patterns, texts
+from options import between
 from outfeed.ingress.stop_regex import Admission, analyse
 
 OUTPUT = 400
@@ -35,7 +36,9 @@ Parts = tuple[str, str, str]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say how many of the rows explode."""
-    parser.add_argument("--bombs", type=float, default=0.06, help="share of rows that explode (default 0.06)")
+    parser.add_argument(
+        "--bombs", type=between(0.0, 1.0), default=0.06, help="share of rows that explode (default 0.06)"
+    )
 
 
 def _texts(pattern: str, rng: random.Random) -> list[str]:

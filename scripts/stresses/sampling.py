@@ -12,6 +12,7 @@ import random
 import time
 from typing import Any, cast
 
+from options import between
 from outfeed.ingress.errors import BadRequest
 from outfeed.ingress.fields import CHECKS
 from outfeed.ingress.request import GENERATE_FIELDS, Model, decode_body, parse_generate, ready
@@ -20,6 +21,7 @@ from outfeed.ingress.sampling import INTERNAL, SamplingParams
 VOCAB = 1000
 SLOW_S = 1.0
 DEFAULT_COUNT = 1_000_000
+MAX_COUNT = 1_000_000_000
 FIELDS = [*CHECKS, *INTERNAL, "temprature", "", "max_tokens"]
 PIECES = [
     *("a", "b", ".", r"\d", r"\w", r"\s", "[a-c]", "[^a]", "(a)", "(?:ab|b)", "(", ")", "[", "{", "}"),
@@ -151,7 +153,9 @@ class _Tokenizer:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this stress takes beside --seconds and --seed."""
-    parser.add_argument("--objects", type=int, default=DEFAULT_COUNT, help="how many (default 1,000,000)")
+    parser.add_argument(
+        "--objects", type=between(1, MAX_COUNT), default=DEFAULT_COUNT, help="how many (default 1,000,000)"
+    )
     parser.set_defaults(seconds=7200.0)
 
 

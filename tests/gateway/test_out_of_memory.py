@@ -115,7 +115,7 @@ def test_whichever_allocation_fails_an_ended_request_gives_its_place_back(aborte
     def fails(at: int) -> bool:
         gateway = Gateway()
         stream = gateway._start(wanted)
-        gateway.reader.fail(gone, abort="gone" if aborted else None)
+        gateway.reader.fail(gone, abort=aborted)
         with suppress(MemoryError), failing_at(at):
             gateway.reader.drain()
         missed = not gateway.nothing_is_left()

@@ -6,14 +6,13 @@ import http.client
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import openai
 import pytest
 from outfeed.ring.board import Role
 from outfeed.ring.instance import Instance, leftovers
+from outfeed.ring.process import readable
 from outfeed.sidecar.replay import load_corpus, replay_start
 from tokenizers import Tokenizer
 
@@ -35,10 +35,10 @@ TEXT = ROOT / "scripts" / "data" / "multilingual.txt"
 class Served:
     """A running `serve`."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, python: Sequence[str] = (sys.executable,)) -> None:
         self.instance = unique("serve")
         command = [
-            sys.executable,
+            *python,
             str(ROOT / "scripts" / "serve.py"),
             "--instance",
             self.instance,
@@ -52,7 +52,7 @@ class Served:
         assert self.process.stdout is not None
         deadline = time.monotonic() + 120
         while not (found := re.search(r"serving on http://127\.0\.0\.1:(\d+)", self.said)):
-            assert select.select([self.process.stdout], [], [], deadline - time.monotonic())[0], self.said
+            assert readable(self.process.stdout, deadline - time.monotonic()), self.said
             piece = os.read(self.process.stdout.fileno(), 65536)
             assert piece, self.said
             self.said += piece.decode()
@@ -220,6 +220,18 @@ def test_what_cannot_be_served_is_said_in_one_line(options: list[str], why: str)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--no-replay", "--readers=4"), ("--ranks=3",)])
+def test_an_instance_of_that_name_is_left_alone(served: Served, options: Sequence[str]) -> None:
+    """Whoever finds it running must not take it for the one that is being started."""
+    command = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--port", "0", "--shards", "1"]
+    command += ["--instance", served.instance, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"serve: instance '{served.instance}' is running already (launcher pid ")
+    assert done.stderr.count("\n") == 1
+    assert served.ask("GET", "/health")[0] == 200
+
+
 def test_information_and_metrics_come_from_the_instance(served: Served) -> None:
     info = json.loads(served.ask("GET", "/server_info")[1])
     assert (info["model"], info["context_length"]) == ("team/replay", 200_001)
@@ -339,7 +351,7 @@ def test_a_gateways_log_names_it_as_top_and_metrics_do(served: Served) -> None:
 
     def logged() -> bool:
         assert running.process.stdout is not None
-        if select.select([running.process.stdout], [], [], 0)[0]:
+        if readable(running.process.stdout, 0):
             running.said += os.read(running.process.stdout.fileno(), 65536).decode()
         return "dropped a message" in running.said
 
@@ -411,6 +423,20 @@ def test_the_instance_is_what_the_options_said(served: Served) -> None:
     body = {"text": "x", "return_logprob": True, "top_logprobs_num": 8}
     status, said = served.ask("POST", "/generate", body)
     assert (status, b"top_logprobs_num: must be in [0, 7]" in said) == (400, True)
+
+
+def test_it_may_have_more_than_a_thousand_files_open() -> None:
+    """A careless parent leaves it so many: `select` takes no descriptor above 1,023."""
+    code = (
+        "import os, sys\n"
+        "from outfeed.ring.process import raise_file_limit\n"
+        "raise_file_limit()\n"
+        "for _ in range(1024): os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)\n"
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])\n"
+    )
+    running = Served("--shards", "1", "--steps-per-second", "0", python=(sys.executable, "-c", code))
+    assert running.ask("POST", "/generate", ask("many-files"))[0] == 200
+    assert running.stop() == 0
 
 
 def test_sigterm_lets_a_stream_finish(truth: Any) -> None:

@@ -179,7 +179,7 @@ def test_a_request_that_is_ended_before_it_is_submitted_says_why(rig: Rig) -> No
 
     def register_and_end(route: int, rid: str, sender: SinkSender) -> None:
         register(route, rid, sender)
-        rig.front.reader.abort(route, "corrupt lane", Error(500, "corrupt_lane", "lost"))
+        rig.front.reader.abort(route, Error(500, "corrupt_lane", "lost"))
         until("it to be over", lambda: rig.front.ingress.live() == 0)
 
     rig.front.reader.register = register_and_end  # type: ignore[method-assign]
@@ -199,7 +199,7 @@ def test_a_request_that_comes_while_a_gateway_is_closed_is_refused(rig: Rig) -> 
     fail = rig.front.reader.fail
     refused: list[Unavailable] = []
 
-    def fail_and_submit(error: Error, *, abort: str | None = None, rank: int | None = None) -> None:
+    def fail_and_submit(error: Error, *, abort: bool = False, rank: int | None = None) -> None:
         fail(error, abort=abort, rank=rank)
         with pytest.raises(Unavailable, match="this gateway is stopping") as why:
             asyncio.run(rig.front.submit(BODY))

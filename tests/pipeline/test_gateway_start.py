@@ -46,15 +46,33 @@ def serving(instance: str) -> Iterator[subprocess.Popen[str]]:
             gateway.kill()
 
 
-def test_a_tokenizer_that_it_does_not_see(small_tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot read tokenizer file {file}: No such file or directory; "),
+        ("{}", "{file} (2 bytes) is not a usable Hugging Face tokenizer.json: "),
+        # The library crashes at it, instead of raising an exception.
+        (
+            '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}',
+            "{file} (71 bytes) is not ",
+        ),
+    ],
+    ids=["missing", "no tokenizer", "a crash"],
+)
+def test_a_tokenizer_that_it_cannot_load(
+    small_tokenizer: Path, tmp_path: Path, content: str | None, says: str
+) -> None:
+    """Its container may have another file under that path, or none, or somebody wrote over it since."""
     instance, file = unique("gateway"), tmp_path / "tokenizer.json"
     shutil.copy(small_tokenizer, file)
     with launched(instance, "--tokenizer", str(file), "--shards", "1") as launcher:
         file.unlink()
+        if content is not None:
+            file.write_text(content, encoding="utf-8")
         said = refused(instance)
         launcher.send_signal(signal.SIGINT)
         launcher.wait(60)
-    assert said.startswith(f"outfeed-gateway: cannot load the instance's tokenizer {file}: ")
+    assert said.startswith(f"outfeed-gateway: {says.format(file=file)}")
     assert said.endswith("the file that the launcher was given, under the same path")
 
 

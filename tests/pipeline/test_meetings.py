@@ -68,11 +68,11 @@ def test_a_request_that_is_aborted_on_its_way_to_the_scheduler_does_not_run_for_
 
     def register_and_abort(route: int, rid: str, sender: SinkSender) -> None:
         register(route, rid, sender)
-        reader.abort(route, "shard cut off", Error(503, "shard_cut_off", "lost"))
+        reader.abort(route, Error(503, "shard_cut_off", "lost"))
         assert aborted.wait(LIMIT_S)
 
-    def abort_and_wait(route: int, rid: str, reason: str) -> None:
-        abort(route, rid, reason)
+    def abort_and_wait(route: int, rid: str) -> None:
+        abort(route, rid)
         aborted.set()
         assert submitted.wait(LIMIT_S)
 
@@ -142,7 +142,7 @@ def test_a_request_ends_whose_scheduler_went_away_when_there_was_no_memory_to_sa
     streams = rig.submit(2)
     fail, tried = rig.front.reader.fail, threading.Event()
 
-    def without_memory(error: Error, *, abort: str | None = None, rank: int | None = None) -> None:
+    def without_memory(error: Error, *, abort: bool = False, rank: int | None = None) -> None:
         if not tried.is_set():
             tried.set()
             raise MemoryError
@@ -182,7 +182,7 @@ def test_a_gateway_that_is_closed_while_the_request_ring_is_full_leaves_nothing_
 ) -> None:
     """It cannot say its aborts any more, and its process lives on: the board says that it stopped."""
 
-    def full(route: int, rid: str, reason: str) -> None:
+    def full(route: int, rid: str) -> None:
         raise RingFull("no room")
 
     streams = rig.submit(2)

@@ -34,7 +34,7 @@ from outfeed.ring.names import (
 from outfeed.ring.owner import Owner
 
 from tests.eventually import until
-from tests.instances import small_config
+from tests.instances import small_config, unique
 from tests.limits import at_most_files, locks
 
 LAUNCHER = 4  # the word of the header that names it
@@ -70,6 +70,33 @@ def test_a_second_instance_of_the_same_name_is_refused(instance: Instance) -> No
 def test_an_instance_that_is_not_there_is_named_with_those_that_are(instance: Instance) -> None:
     with pytest.raises(InstanceGone, match=f"no instance 'nobody'.*{instance.name}"):
         Instance.attach("nobody")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another user's files")
+@pytest.mark.parametrize("what", ["board", "step"])
+def test_what_another_user_has_or_left_is_not_named(instance: Instance, what: str) -> None:
+    """Who takes that name for one that runs is refused there: nobody can tell whether it does."""
+    theirs = unique("theirs")
+    file = Path("/dev/shm", segment_name(theirs, what))
+    file.write_bytes(b"theirs")
+    os.chown(file, 12345, 12345)
+    try:
+        assert theirs not in running()
+        with pytest.raises(InstanceGone) as refused:
+            Instance.attach("nobody")
+        assert instance.name in str(refused.value)
+        assert theirs not in str(refused.value)
+        assert theirs not in sweep_dead()
+        assert file.exists()
+    finally:
+        file.unlink()
+
+
+def test_a_dead_instance_that_somebody_still_has_open_is_not_named(straggler: Ring) -> None:
+    assert of(straggler) not in running()
+    with pytest.raises(InstanceGone, match="no instance 'nobody'") as refused:
+        Instance.attach("nobody")
+    assert of(straggler) not in str(refused.value)
 
 
 def test_a_sweep_leaves_the_living_alone(instance: Instance) -> None:
@@ -165,11 +192,9 @@ def test_a_dead_instance_is_nobodys_once_the_last_process_let_go_of_it(straggler
         Instance.attach(instance)
     board = segment_name(instance, "board")
     until(f"the board to be free, while {refused!r} is held", lambda: not segment.in_use(board))
-    assert instance in running()
     assert instance not in sweep_dead()
     assert Path("/dev/shm", board).exists()
     straggler.close()
-    until("nobody to have it", lambda: instance not in running())
     until("it to be swept", lambda: (sweep_dead(), leftovers(instance))[1] == [])
 
 

@@ -47,11 +47,11 @@ def test_the_reader_aborts_what_its_shard_ended(
     stopped = driver.start(DecodeOptions(stop=["well"], detect_stops=True))
     ended = driver.start()
     egress = Egress()
-    aborts: list[tuple[int, str, str]] = []
+    aborts: list[tuple[int, str]] = []
     ends: list[int] = []
     reader = Reader(
         egress,  # type: ignore[arg-type]
-        lambda route, rid, reason: aborts.append((route, rid, reason)),
+        lambda route, rid: aborts.append((route, rid)),
         ends.append,
     )
     sources = {}
@@ -61,7 +61,7 @@ def test_the_reader_aborts_what_its_shard_ended(
     decoded = driver.step([(stopped, ids), (ended, ids)], {ended: FinishReason.length(len(ids))})
     egress.frames.append((0, Tag.BATCH, frame(decoded)))
     reader.drain()
-    assert [(route, reason) for route, _, reason in aborts] == [(stopped, "stop found by its shard")]
+    assert [route for route, _ in aborts] == [stopped]
     assert ends == [stopped, ended]
     done = sources[stopped].receive_sync(1)
     assert isinstance(done, Done)

@@ -128,6 +128,34 @@ def test_a_rank_that_takes_nothing_gets_no_more_than_its_socket_and_one_request_
     assert sorted(message.route for message in [*kept, *got]) == [message.route for message in sent]
 
 
+def test_a_rank_that_takes_nothing_is_told_of_every_abort_and_few_wait_for_it(
+    ports: list[SchedulerPort], hands: Handing, takes: list[Taking]
+) -> None:
+    """It gets no more requests, so only the first abort of each slot can be of one that it has."""
+    ids = bytes(4 << 18)
+    sent = [Generate(make_route(0, 0, slot, 1), "", ids, {}) for slot in range(32)]
+    kept = {message.route for message in hands.share(ports[0], sent)}
+    unsent = [len(other.unsent) for other in hands._others]
+    for generation in range(1, 500):
+        aborts = [Abort(make_route(0, 0, slot, generation), "rid") for slot in range(32)]
+        assert hands.share(ports[0], aborts) == aborts
+    assert [len(other.unsent) for other in hands._others] == unsent
+    assert [len(other.aborts) for other in hands._others] == [32, 32]
+    got: list[Received] = []
+
+    def all_has_come() -> bool:
+        hands.share(ports[0], [])
+        for port, taking in zip(ports[1:], takes, strict=True):
+            got.extend(taking.share(port, []))
+        return not any(other.is_behind for other in hands._others) and len(kept) + len(got) >= 32 + 64
+
+    until("all of it", all_has_come)
+    theirs = {message.route for message in got if isinstance(message, Generate)}
+    assert theirs | kept == {message.route for message in sent}
+    assert theirs <= {message.route for message in got if isinstance(message, Abort)}
+    assert not any(port.is_live(route) for port in ports[1:] for route in theirs)
+
+
 def test_who_is_gone_gets_nothing_and_who_comes_back_does(
     bench: Bench, ports: list[SchedulerPort], hands: Handing, takes: list[Taking]
 ) -> None:
@@ -147,24 +175,25 @@ def test_a_rank_that_does_not_read_keeps_nobody_waiting(
     bench: Bench, ports: list[SchedulerPort], hands: Handing, takes: list[Taking]
 ) -> None:
     """Its socket is full: the rest waits here, and comes when it reads again."""
-    large = Abort(ROUTES[0], "x" * (1 << 20))
-    hands.share(ports[0], [large] * 3)
-    assert all(other.unsent for other in hands._others)
+    large = [Generate(route, "", bytes(4 << 18), {}) for route in ROUTES[:3]]
+    kept = hands.share(ports[0], large)
+    hands.share(ports[0], [Abort(route) for route in ROUTES])
+    assert all(other.is_behind for other in hands._others)
     slept: list[float] = []
     got: list[object] = []
 
     def all_has_come() -> bool:
         hands.share(ports[0], [])
         got.extend(takes[0].share(ports[1], []))
-        takes[1].share(ports[2], [])
-        return len(got) == 3 and not any(other.unsent for other in hands._others)
+        got.extend(takes[1].share(ports[2], []))
+        return len(got) == 2 + 2 * len(ROUTES) and not any(other.is_behind for other in hands._others)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ports[0], "wait", slept.append)
         hands.wait(ports[0], 0.5)
         until("all of it", all_has_come)
         hands.wait(ports[0], 0.5)
-    assert got == [large] * 3
+    assert len(kept) == 1
     assert slept == [0.05, 0.5]
 
 
@@ -183,10 +212,47 @@ def test_the_next_rank_0_is_found_and_half_a_word_of_the_last_one_is_forgotten(
         return following._others != []
 
     until("it to find the next one", is_there)
-    abort = Abort(ROUTES[0], "a")
+    abort = Abort(ROUTES[0])
     following.share(ports[0], [abort])
     assert taken(ports[1], takes[0], 1) == [abort]
     following.close()
+
+
+@pytest.mark.parametrize("when", ["before it is taken", "as it is adopted"])
+def test_what_comes_from_a_rank_0_that_is_gone_runs_for_nobody(
+    bench: Bench,
+    ports: list[SchedulerPort],
+    hands: Handing,
+    takes: list[Taking],
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+) -> None:
+    """Its gateway ends it with that rank 0, and may be gone as well; the next rank 0 has not heard of it."""
+    bench.send(*(generate(route) for route in ROUTES[:3]))
+    hands.share(ports[0], ports[0].recv())
+    adopt = ports[1].adopt
+
+    def next_rank_0() -> None:
+        hands.close()
+        ports[0].close()
+        ports[0] = SchedulerPort.attach(bench.name)
+
+    def adopt_late(message: Generate | Abort) -> None:
+        monkeypatch.undo()
+        hands.share(ports[0], [Abort(ROUTES[7])])  # the last that it says
+        next_rank_0()
+        adopt(message)
+
+    if when == "as it is adopted":
+        monkeypatch.setattr(ports[1], "adopt", adopt_late)
+    else:
+        next_rank_0()
+    until(
+        "the end to be seen", lambda: takes[0].share(ports[1], ports[1].recv()) == [] and not takes[0]._link
+    )
+    assert not any(ports[1].is_live(route) for route in ROUTES)
+    ports[1]._look_due = 0
+    assert [message for message in ports[1].recv() if isinstance(message, Generate)] == []
 
 
 def test_another_user_takes_part_on_neither_side(

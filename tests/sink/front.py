@@ -45,16 +45,16 @@ class Front:
 
     def __init__(self) -> None:
         self.egress = FakeEgress()
-        self.aborts: list[tuple[int, str, str]] = []
+        self.aborts: list[tuple[int, str]] = []
         self.ends: list[int] = []
         self.refuse_aborts = False
         self.kept: list[SinkSource] = []
         self.reader = Reader(self.egress, self.on_abort, self.ends.append)  # type: ignore[arg-type]
 
-    def on_abort(self, route: int, rid: str, reason: str) -> None:
+    def on_abort(self, route: int, rid: str) -> None:
         if self.refuse_aborts:
             raise BlockingIOError("the request ring is full")
-        self.aborts.append((route, rid, reason))
+        self.aborts.append((route, rid))
 
     def open(self, route: int, *, capacity: int = 1 << 20, first: int = 0, keep: bool = True) -> SinkSource:
         sender, source = open_sink(capacity)

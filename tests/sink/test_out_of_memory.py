@@ -133,13 +133,13 @@ def test_whichever_allocation_fails_all_end_that_are_to() -> None:
         routes = [ROUTE, ROUTE + 1, ROUTE + 2]
         sources = [front.open(route) for route in routes]
         front.reader._on_end = lambda route: None  # what it does without memory is its own affair
-        front.reader.fail(gone, abort="gone")
+        front.reader.fail(gone, abort=True)
         with suppress(MemoryError), failing_at(at):
             front.reader.drain()
         missed = bool(front.reader._live)
         front.reader.drain()
         assert [waiting(source) for source in sources] == [[gone]] * 3
-        assert sorted(route for route, _, _ in front.aborts) == routes
+        assert sorted(route for route, _ in front.aborts) == routes
         return missed
 
     assert True in [fails(at) for at in range(40)]

@@ -172,7 +172,7 @@ class Story:
     def abort(self) -> None:
         if self.all and self.random.random() < 0.3:
             route = self.random.choice(list(self.all))
-            self.front.reader.abort(route, "told to", Error(500, "told", "to"))
+            self.front.reader.abort(route, Error(500, "told", "to"))
             if route in self.live:
                 self.finish(self.all[route], "told", 1)
             self.drain()
@@ -282,7 +282,7 @@ class Story:
                 pass
             self.compare(request)
         aborts = dict.fromkeys([*self.all, *self.ghosts], 0)
-        for route, _, _ in self.front.aborts:
+        for route, _ in self.front.aborts:
             aborts[route] += 1
         assert aborts == {
             **{route: request.aborts for route, request in self.all.items()},
