@@ -145,3 +145,52 @@ def test_where_a_text_is_followed_no_further_the_engine_has_matched(seed: int) -
             for more in ("", text[read:], "x", "\n", "\nx"):
                 assert regex.search(text[:read] + more), (pattern, text[:read], more)
     assert matches > 300
+
+
+def paid_in_cells(cells: Cells) -> float:
+    """Add up what is paid at each cell, once each and before the dearest character."""
+    total = sum(cells.cost)
+    for trial in cells.trials:
+        dearest = 0.0 if trial.test is None else max(ns for _, ns in trial.test.pieces)
+        total += trial.ways * (trial.besides + dearest)
+    return total
+
+
+def paid_in_graph(cells: Cells) -> float:
+    """Add up what is paid at each node that a way comes to, once each, and all of a look-behind where it is
+    tried."""
+    graph, total = cells.graph, 0.0
+    left = list(graph.spent)
+    for (node, _), cost in graph.spent_after.items():
+        left[node] += cost
+    for node, high in enumerate(graph.high):
+        ways = cells._aside.get(node, 1.0 if cells._leave[node] else 0.0)
+        most = graph.most[node] if node in cells._aside else 1
+        total += ways * left[node] * max(1, most - max(graph.least[node], 1) + 1)
+        if high > 0:
+            total += ways * graph.scan[node] * most
+            total += ways * sum(test.test for test in graph.run_tests.get(node, ()))
+    return total
+
+
+LOOKING_BACK = [
+    *(r"(?<=\w{3})x", r"(?<=ab[^c]{2}\b)x", r"x(?<=(?:a|b)c)x", r"x(?<=(?=ab)a\Bx)", r"x(?<=a{40}\b)x"),
+    *(r"x(?<=[^a]{3}x)", r"(?:x|y)(?<!abc)", r"x(?<=(?=[ab]{1,30}\b)\w)"),
+    *(r"x(?<=(?:a|a|b)(?:a|b)x\b)", r"x(?<=(?:a|[ab]|b)[ab]{9}\b)", r"x(?<=(?=(?:|a?|b?){3}\b)\w)"),
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cells_pay_for_all_that_the_graph_does(seed: int) -> None:
+    draws, paid = random.Random(seed), 0
+    patterns = family.Patterns(draws)
+    drawn = [draws.choice([patterns.draw, lambda: family._joined(draws)])() for _ in range(600)]
+    for pattern in [*LOOKING_BACK, *drawn]:
+        try:
+            re.compile(pattern)
+            cells = cells_of(pattern)
+        except (re.error, ValueError, Explosive, TooComplex, Beyond):
+            continue
+        paid += 1
+        assert paid_in_cells(cells) >= paid_in_graph(cells) * (1 - 1e-6), pattern
+    assert paid > 200
