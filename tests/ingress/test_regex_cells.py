@@ -147,6 +147,60 @@ def test_where_a_text_is_followed_no_further_the_engine_has_matched(seed: int) -
     assert matches > 300
 
 
+COUNTED = [
+    "*+",
+    "++",
+    "?+",
+    "*",
+    "+",
+    "?",
+    "*?",
+    "",
+    "",
+    "{2}",
+    "{1,3}",
+    "{0,3}+",
+    "{13}",
+    "{3,14}",
+    "{26}",
+    "{0,30}+",
+]
+
+
+def counted(draws: random.Random, depth: int) -> str:
+    """Draw a row of pieces; many are repeated longer than each round is kept apart."""
+    row = ""
+    for _ in range(draws.randint(1, 3)):
+        if depth and draws.random() < 0.5:
+            row += f"{draws.choice(['(?:', '(?:', '(?>'])}{counted(draws, depth - 1)})"
+        else:
+            row += draws.choice(["a", "b", "[ab]", ".", "[^a]", r"\s", "(?:ab)", "(?:a|)"])
+        row += draws.choice(COUNTED)
+    return row if depth or draws.random() < 0.7 else f"{row}|a"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nor_is_it_before_a_long_count_is_reached(seed: int) -> None:
+    draws, matches = random.Random(seed), 0
+    for _ in range(500):
+        pattern = counted(draws, 2)
+        if matches_amiss(pattern):
+            continue
+        try:
+            regex = re.compile(pattern)
+            walk = Walk(cells_of(pattern))
+        except (re.error, ValueError, Explosive, TooComplex, Beyond):
+            continue
+        for _ in range(0 if walk.cells.matches_nothing else 5):
+            word = "".join(draws.choice("aabb x\n") for _ in range(draws.randint(1, 3)))
+            text = (word * 34)[: draws.choice((1, 2, 4, 8, 16, 34))]
+            read = matched_after(walk, text)
+            matches += read is not None
+            for more in () if read is None else ("", "x", "a", "\n"):
+                assert regex.search(text[:read] + more), (pattern, text[:read], more)
+    assert matches > 100
+
+
 def paid_in_cells(cells: Cells) -> float:
     """Add up what is paid at each cell, once each and before the dearest character."""
     total = sum(cells.cost)
