@@ -10,8 +10,9 @@ import re
 
 import pytest
 from outfeed.ingress.regex_cells import NOWHERE, Beyond, Cells
-from outfeed.ingress.regex_classes import Mask
-from outfeed.ingress.regex_places import Explosive, TooComplex
+from outfeed.ingress.regex_classes import Alphabet, Mask
+from outfeed.ingress.regex_places import EXACT, PLAIN, Explosive, Places, TooComplex
+from outfeed.ingress.regex_tree import both_of
 
 from .patterns import graph_of, matches_amiss
 from .test_regex_properties import family
@@ -199,6 +200,19 @@ def test_nor_is_it_before_a_long_count_is_reached(seed: int) -> None:
             for more in () if read is None else ("", "x", "a", "\n"):
                 assert regex.search(text[:read] + more), (pattern, text[:read], more)
     assert matches > 100
+
+
+@pytest.mark.parametrize("pairs", [1, 8, 9, 40])
+def test_a_guard_that_joins_too_many_pairs_lets_more_pass_and_promises_nothing(pairs: int) -> None:
+    first = tuple((1 << i, 1 << i) for i in range(pairs))
+    second = ((1 << pairs) - 1, (1 << pairs) - 1), (1 << pairs, 1 << pairs)
+    both = both_of(first, second)
+    assert both is not None
+    for i in range(pairs):
+        assert any(before >> i & after >> i & 1 for before, after in both)
+    ((_, _, guard, trust),) = Places(Alphabet(set(), folds=False))._guarded([(0, 1.0, first, PLAIN)], second)
+    assert guard == both
+    assert trust == (EXACT if pairs <= 8 else 0)
 
 
 def paid_in_cells(cells: Cells) -> float:
