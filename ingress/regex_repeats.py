@@ -142,8 +142,9 @@ class Repeats(Places):
         if most != UNLIMITED and self._in_loop:
             self.graph.notes.add("a long counted repeat inside a repeat is taken for an unlimited one")
             most = UNLIMITED
+            # Where more than two must be there it is not known whether they are: the match can still fail.
+            trust = ASKS_NOTHING if least <= 2 else 0
             least = min(least, 2)
-            trust = ASKS_NOTHING
         return self._class_loop(op, least, most, test, front, extra, trust)
 
     def _class_loop(

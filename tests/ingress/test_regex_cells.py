@@ -10,8 +10,9 @@ import re
 
 import pytest
 from outfeed.ingress.regex_cells import NOWHERE, Beyond, Cells
-from outfeed.ingress.regex_classes import Mask
-from outfeed.ingress.regex_places import Explosive, TooComplex
+from outfeed.ingress.regex_classes import Alphabet, Mask
+from outfeed.ingress.regex_places import EXACT, PLAIN, Explosive, Places, TooComplex
+from outfeed.ingress.regex_tree import both_of
 
 from .patterns import graph_of, matches_amiss
 from .test_regex_properties import family
@@ -145,3 +146,119 @@ def test_where_a_text_is_followed_no_further_the_engine_has_matched(seed: int) -
             for more in ("", text[read:], "x", "\n", "\nx"):
                 assert regex.search(text[:read] + more), (pattern, text[:read], more)
     assert matches > 300
+
+
+COUNTED = [
+    "*+",
+    "++",
+    "?+",
+    "*",
+    "+",
+    "?",
+    "*?",
+    "",
+    "",
+    "{2}",
+    "{1,3}",
+    "{0,3}+",
+    "{13}",
+    "{3,14}",
+    "{26}",
+    "{0,30}+",
+]
+
+
+def counted(draws: random.Random, depth: int) -> str:
+    """Draw a row of pieces; many are repeated longer than each round is kept apart."""
+    row = ""
+    for _ in range(draws.randint(1, 3)):
+        if depth and draws.random() < 0.5:
+            row += f"{draws.choice(['(?:', '(?:', '(?>'])}{counted(draws, depth - 1)})"
+        else:
+            row += draws.choice(["a", "b", "[ab]", ".", "[^a]", r"\s", "(?:ab)", "(?:a|)"])
+        row += draws.choice(COUNTED)
+    return row if depth or draws.random() < 0.7 else f"{row}|a"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nor_is_it_before_a_long_count_is_reached(seed: int) -> None:
+    draws, matches = random.Random(seed), 0
+    for _ in range(500):
+        pattern = counted(draws, 2)
+        if matches_amiss(pattern):
+            continue
+        try:
+            regex = re.compile(pattern)
+            walk = Walk(cells_of(pattern))
+        except (re.error, ValueError, Explosive, TooComplex, Beyond):
+            continue
+        for _ in range(0 if walk.cells.matches_nothing else 5):
+            word = "".join(draws.choice("aabb x\n") for _ in range(draws.randint(1, 3)))
+            text = (word * 34)[: draws.choice((1, 2, 4, 8, 16, 34))]
+            read = matched_after(walk, text)
+            matches += read is not None
+            for more in () if read is None else ("", "x", "a", "\n"):
+                assert regex.search(text[:read] + more), (pattern, text[:read], more)
+    assert matches > 100
+
+
+@pytest.mark.parametrize("pairs", [1, 8, 9, 40])
+def test_a_guard_that_joins_too_many_pairs_lets_more_pass_and_promises_nothing(pairs: int) -> None:
+    first = tuple((1 << i, 1 << i) for i in range(pairs))
+    second = ((1 << pairs) - 1, (1 << pairs) - 1), (1 << pairs, 1 << pairs)
+    both = both_of(first, second)
+    assert both is not None
+    for i in range(pairs):
+        assert any(before >> i & after >> i & 1 for before, after in both)
+    ((_, _, guard, trust),) = Places(Alphabet(set(), folds=False))._guarded([(0, 1.0, first, PLAIN)], second)
+    assert guard == both
+    assert trust == (EXACT if pairs <= 8 else 0)
+
+
+def paid_in_cells(cells: Cells) -> float:
+    """Add up what is paid at each cell, once each and before the dearest character."""
+    total = sum(cells.cost)
+    for trial in cells.trials:
+        dearest = 0.0 if trial.test is None else max(ns for _, ns in trial.test.pieces)
+        total += trial.ways * (trial.besides + dearest)
+    return total
+
+
+def paid_in_graph(cells: Cells) -> float:
+    """Add up what is paid at each node that a way comes to, once each, and all of a look-behind where it is
+    tried."""
+    graph, total = cells.graph, 0.0
+    left = list(graph.spent)
+    for (node, _), cost in graph.spent_after.items():
+        left[node] += cost
+    for node, high in enumerate(graph.high):
+        ways = cells._aside.get(node, 1.0 if cells._leave[node] else 0.0)
+        most = graph.most[node] if node in cells._aside else 1
+        total += ways * left[node] * max(1, most - max(graph.least[node], 1) + 1)
+        if high > 0:
+            total += ways * graph.scan[node] * most
+            total += ways * sum(test.test for test in graph.run_tests.get(node, ()))
+    return total
+
+
+LOOKING_BACK = [
+    *(r"(?<=\w{3})x", r"(?<=ab[^c]{2}\b)x", r"x(?<=(?:a|b)c)x", r"x(?<=(?=ab)a\Bx)", r"x(?<=a{40}\b)x"),
+    *(r"x(?<=[^a]{3}x)", r"(?:x|y)(?<!abc)", r"x(?<=(?=[ab]{1,30}\b)\w)"),
+    *(r"x(?<=(?:a|a|b)(?:a|b)x\b)", r"x(?<=(?:a|[ab]|b)[ab]{9}\b)", r"x(?<=(?=(?:|a?|b?){3}\b)\w)"),
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cells_pay_for_all_that_the_graph_does(seed: int) -> None:
+    draws, paid = random.Random(seed), 0
+    patterns = family.Patterns(draws)
+    drawn = [draws.choice([patterns.draw, lambda: family._joined(draws)])() for _ in range(600)]
+    for pattern in [*LOOKING_BACK, *drawn]:
+        try:
+            re.compile(pattern)
+            cells = cells_of(pattern)
+        except (re.error, ValueError, Explosive, TooComplex, Beyond):
+            continue
+        paid += 1
+        assert paid_in_cells(cells) >= paid_in_graph(cells) * (1 - 1e-6), pattern
+    assert paid > 200

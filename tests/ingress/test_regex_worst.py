@@ -1,22 +1,25 @@
 """The worst text: no text costs more than what is found, the text that is found costs about as much, and the
 C core takes nothing it cannot follow."""
 
+import contextlib
 import random
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outfeed.ingress import regex_worst
-from outfeed.ingress.regex_cells import Beyond, Cells, Kinds
+from outfeed.ingress.regex_cells import NO_TAILS, Beyond, Cells, Kinds
 from outfeed.ingress.regex_cost import cost_of
-from outfeed.ingress.regex_cuts import sure_tails
+from outfeed.ingress.regex_cuts import Cut, sure_tails
 from outfeed.ingress.regex_places import Explosive, TooComplex
 from outfeed.ingress.regex_worst import Worst, worst_of
 from outfeed.ingress.stop_regex import analyse
 
 from .patterns import drawn, graph_of
+from .test_regex_properties import family
 from .walk import Walk
 
 LENGTH = 32_000
@@ -93,6 +96,70 @@ def test_no_text_costs_more_than_the_worst(pattern: str, rng: random.Random) -> 
             assert cost <= terms[0] + terms[1] * len(text) + 1e-3 * cost
 
 
+def bounds_of(walk: Walk) -> Iterator[tuple[bool, str, float, float]]:
+    """Yield what the core finds in each setting: whether the last search is followed, the setting's name,
+    nanoseconds once and for each character."""
+    core, _kept = regex_worst.core_pattern(walk.cells, walk.kinds)
+    core.max_work = 100_000
+    rests, rest = [regex_worst.ffi.NULL], walk.cells.rest()
+    if rest is not None:
+        rests.append(regex_worst.ffi.new("float[]", rest))
+    found = regex_worst.ffi.new("ofw_worst *")
+    for core.rest in rests:
+        for core.depth, core.digits in ((1 << 16, 0), (1 << 16, 3), (2, 0)):
+            if regex_worst.lib.ofw_find(core, found) == regex_worst.lib.OFW_OK:
+                name = f"{core.depth} deep to {core.digits} digits, {core.rest}"
+                yield core.rest == regex_worst.ffi.NULL, name, found.first, found.each
+
+
+# What is wrong with one of these goes wrong where little else does: what the one last way costs, the end of a
+# text, which search has surely matched and which has not, what goes on when no more begin.
+DEAR = [
+    "x*", "é?", "a.*", "(?i:(?<=ab))*?", r"(?s)(?m:^)^.(?m:^)", "(?:[^\\n]{0,2}a{1,2}+(?i:ſ)){2,3}(?!a)",
+    "(?:b*aa|[^a])", "(?:(?:aa)b{2,}[ab].|a)", "(?:a*ab[ab]|(?:[^a]*[^a]|[ab]))",
+    "(?:(?:c)[ab]{2,}cb|(?:b*a|[^a]))",
+]  # fmt: skip
+
+
+def looked_through(pattern: str, rng: random.Random, length: int) -> int:
+    """Look for texts that cost more than is found; return how often something was found."""
+    graph, settings = graph_of(pattern), 0
+    for tails in (NO_TAILS, sure_tails(graph)):
+        walk = Walk(Cells(graph, tails))
+        bounds = list(bounds_of(walk))
+        settings += len(bounds)
+        dearest = walk.dearest(length, 4) if bounds else []
+        for one in dearest:
+            cost = one.cost + walk.price(one.ways, one.before, None)
+            for _, setting, first, each in bounds:
+                assert cost <= (first + each * len(one.text)) * (1 + 1e-3), (pattern, setting, one.text)
+            # What comes again and again pays nothing of what is paid for once.
+            words = [[*one.text[-length:]] for length in (1, 2, 3) if one.text]
+            for word in [*words, rng.choices(range(len(walk.kinds.masks)), k=rng.randint(1, 4))]:
+                mean = walk.mean(one, word)
+                for followed, setting, _, each in bounds:
+                    if mean is not None and (followed or one.begins):
+                        assert mean <= each * (1 + 1e-3), (pattern, setting, one.text, word)
+    return settings
+
+
+@pytest.mark.parametrize("pattern", [*TIGHT, *DEAR])
+def test_no_text_that_is_looked_for_costs_more_than_is_found_in_any_setting(pattern: str) -> None:
+    assert looked_through(pattern, random.Random(1), 24) > 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nor_does_one_for_any_pattern(seed: int) -> None:
+    draws = random.Random(seed)
+    patterns, settings = family.Patterns(draws), 0
+    for _ in range(100):
+        pattern = draws.choice([patterns.draw, lambda: family._joined(draws)])()
+        with contextlib.suppress(re.error, ValueError, Explosive, TooComplex, Beyond):
+            re.compile(pattern)
+            settings += looked_through(pattern, draws, 10)
+    assert settings > 100
+
+
 @pytest.mark.parametrize("pattern", TIGHT)
 def test_the_text_that_is_found_costs_about_what_is_found(pattern: str) -> None:
     graph = graph_of(pattern)
@@ -167,6 +234,36 @@ def test_the_work_has_a_limit() -> None:
     taken = graph.work
     worst_of(graph, 0.0, LENGTH, max_work=1000)
     assert graph.work - taken < taken
+
+
+@pytest.mark.parametrize(("one", "other"), ["ab", "ba"])
+def test_ways_are_cut_where_their_own_end_was_come_to_and_nowhere_else(one: str, other: str) -> None:
+    cells = Cells(graph_of(f"{one}|{other}|{other}c*d"))
+    kinds = Kinds(cells)
+    first, second = (
+        next(
+            cell
+            for cell, may in enumerate(cells.may)
+            if cells.ends[cell] and may & cells.graph.alphabet.atom(ord(a))
+        )
+        for a in (one, other)
+    )
+    begun = next(
+        edge.target for edge in cells.edges if edge.source == 0 and edge.target not in (first, second)
+    )
+
+    def found(*cuts: Cut) -> tuple[float, float]:
+        cells.cuts = list(cuts)
+        core, _kept = regex_worst.core_pattern(cells, kinds)
+        core.max_work, core.depth = 100_000, 9
+        worst = regex_worst.ffi.new("ofw_worst *")
+        assert regex_worst.lib.ofw_find(core, worst) == regex_worst.lib.OFW_OK
+        return worst.first, worst.each
+
+    # Who has read `other` is in the loop however many searches read `one` before, in that text or in another.
+    assert found(Cut(first, begun, 0.0)) == found()
+    cells.edges = [edge._replace(ways=3.0) if edge.target == begun else edge for edge in cells.edges]
+    assert found(Cut(second, begun, 0.0)) < found(Cut(second, begun, 1.0)) < found()
 
 
 def given_pattern(pattern: str = r"a[bc]{2,5}d|ab\b|xx.*?xx") -> tuple[Any, list[Any]]:

@@ -1,8 +1,20 @@
 """Texts followed through a pattern's cells, one at a time: what the C core does for all texts at once."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from outfeed.ingress.regex_cells import Cells, Kinds
+
+
+class Followed(NamedTuple):
+    """What a text has come to: what it cost so far, and whether another search begins after it."""
+
+    cost: float
+    ways: dict[int, float]
+    surely: set[int]
+    before: int
+    text: tuple[int, ...]
+    begins: bool
 
 
 class Walk:
@@ -32,19 +44,62 @@ class Walk:
             kind = self.kinds.masks[at]
             after, known = self.read(ways, surely, before, kind)
             matched = any(cells.ends[cell] for cell in known)
-            if place + 1 <= last_start:
-                if matched or self.complete(surely, before, kind):
-                    yield None
-                    return
-                after = {cell: count for cell, count in after.items() if not cells.ends[cell]}
-                after[0] = 1.0
-                known.add(0)
-            for end, cell, most in cells.cuts:
-                if end in known and cell in after:
-                    after[cell] = min(after[cell], most)
-            self.join(after, known, kind)
+            begins = place + 1 <= last_start
+            if begins and (matched or self.complete(surely, before, kind)):
+                yield None
+                return
+            self.taken(after, known, kind, begins)
             ways, surely, before = after, known, kind
             yield ways
+
+    def begun(self) -> "Followed":
+        """Return what the empty text has come to."""
+        return Followed(
+            0.0, {0: 1.0}, {0}, self.cells.graph.alphabet.edge, (), not self.cells.matches_nothing
+        )
+
+    def on(self, one: "Followed", at: int, begins: bool) -> "Followed | None":
+        """Follow a text by a kind more, where another search begins or none does; None if it does not, as one
+        before has matched."""
+        kind, cost = self.kinds.masks[at], one.cost + self.price(one.ways, one.before, at)
+        ways, surely = self.read(one.ways, one.surely, one.before, kind)
+        if begins and (
+            not one.begins
+            or any(self.cells.ends[cell] for cell in surely)
+            or self.complete(one.surely, one.before, kind)
+        ):
+            return None
+        self.taken(ways, surely, kind, begins)
+        return Followed(cost, ways, surely, kind, (*one.text, at), begins)
+
+    def dearest(self, length: int, width: int) -> "list[Followed]":
+        """Return texts of up to so many kinds that cost much, at each place the `width` dearest."""
+        found, followed = [], [self.begun()]
+        for _ in range(length + 1):
+            found += followed
+            ahead = [
+                self.on(one, at, begins)
+                for one in followed
+                for at in range(len(self.kinds.masks))
+                for begins in (False, True)
+            ]
+            followed = sorted(filter(None, ahead), key=lambda one: -one.cost)[:width]
+        return found
+
+    def mean(self, one: "Followed", word: list[int], rounds: int = 12) -> float | None:
+        """Return what each kind of a word costs that comes again and again after a text, for ever; None if it
+        cannot, or costs more each time."""
+        begins = one.begins
+        for _ in range(rounds):
+            before = one
+            for at in word:
+                ahead = self.on(one, at, begins)
+                if ahead is None:
+                    return None
+                one = ahead
+            if (one.ways, one.surely, one.before) == (before.ways, before.surely, before.before):
+                return (one.cost - before.cost) / len(word)
+        return None
 
     def complete(self, surely: set[int], before: int, kind: int) -> bool:
         return any(
@@ -80,6 +135,18 @@ class Walk:
                 if edge.sharp and edge.source in surely and cells.surely[edge.target] & kind:
                     known.add(edge.target)
         return after, known
+
+    def taken(self, ways: dict[int, float], surely: set[int], kind: int, begins: bool) -> None:
+        """Make of what was read the ways at the next place, where another search begins or none."""
+        if begins:
+            for cell in [cell for cell in ways if self.cells.ends[cell]]:
+                del ways[cell]
+            ways[0] = 1.0
+            surely.add(0)
+        for end, cell, most in self.cells.cuts:
+            if end in surely and cell in ways:
+                ways[cell] = min(ways[cell], most)
+        self.join(ways, surely, kind)
 
     def join(self, ways: dict[int, float], surely: set[int], kind: int) -> None:
         for hub, edges in self.cells.hubs:
