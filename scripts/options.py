@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 MAX_S = 31_536_000.0
-"""A year: a wait of more than some hundred is no number of nanoseconds that a clock has."""
+"""A year. In nanoseconds some hundred years are more than a clock counts."""
 MAX_SEED = (1 << 64) - 1
 
 Number = TypeVar("Number", int, float)

@@ -33,7 +33,9 @@ def load(path: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))  # as when it is run: for what it imports from beside it
+        spec.loader.exec_module(module)
     return module
 
 
