@@ -4,6 +4,7 @@ The test plays SGLang's scheduler, a gateway and a shard.
 """
 
 import math
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -213,6 +214,7 @@ def test_a_release_with_other_fields_costs_the_requests_and_not_the_scheduler(
     (error,) = frames(bench)
     assert (error.route, error.status, error.type) == (A, 500, "not_taken")
     assert "Unexpected keyword argument 'input_ids'" in error.message
+    assert (server._routes, server._names) == ({}, {})
     assert len(received(bench, server, B)) == 1
 
 
@@ -361,22 +363,34 @@ def test_a_step_that_fits_no_frame_is_cut(bench: Bench, server: SGLangServer) ->
     assert np.concatenate([batch.ids for batch in found]).tolist() == np.concatenate(large).tolist()
 
 
-@pytest.mark.parametrize("told", [None, {"type": "abort", "message": "queue is full", "status_code": 503}])
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, {"type": "abort", "message": "the engine ended it before it ran"}),
+        ({"abort_message": "queue is full"}, {"type": "abort", "message": "queue is full"}),
+        ({"finished_reason": {"type": "abort", "status_code": 503}}, {"type": "abort", "status_code": 503}),
+    ],
+)
 def test_what_sglang_ends_outside_a_batch_ends(
-    told: dict[str, Any] | None, bench: Bench, server: SGLangServer
+    fields: dict[str, Any], reason: dict[str, Any], bench: Bench, server: SGLangServer
 ) -> None:
     from sglang.srt.managers.io_struct import AbortReq
 
     (a,) = received(bench, server, A)
-    for _ in range(2):  # twice is once
-        server.push_abort(AbortReq(rid=a, finished_reason=told), None)
+    for name in (a, a, "never"):  # twice is once
+        server.push_abort(AbortReq(rid=name, **fields), None)
     batch = step(bench)
     assert (batch.routes.tolist(), batch.ids.tolist()) == ([A], [])
-    ((row, reason),) = batch.finishes
-    assert (row, reason.to_json()) == (
-        0,
-        told or {"type": "abort", "message": "the engine ended it before it ran"},
-    )
+    assert [(row, found.to_json()) for row, found in batch.finishes] == [(0, reason)]
+
+
+def test_an_end_that_has_no_json_form_is_an_error(bench: Bench, server: SGLangServer) -> None:
+    from sglang.srt.managers.io_struct import AbortReq
+
+    (a,) = received(bench, server, A)
+    server.push_abort(AbortReq(rid=a, finished_reason={"type": "abort", "message": b"no JSON"}), None)
+    (error,) = frames(bench)
+    assert (type(error), error.route, error.status) == (ErrorFrame, A, 500)
 
 
 # -- operations
@@ -396,6 +410,14 @@ def test_sglang_carries_out_an_operation_and_answers(bench: Bench, server: SGLan
     assert isinstance(second, Result)
     assert (first.route, msgspec.json.decode(first.body)) == (B, {"path": str(object)})
     assert (second.route, msgspec.json.decode(second.body)) == (A, {"success": True, "message": "done"})
+
+
+def test_an_answer_that_fits_no_frame_is_an_error(bench: Bench, server: SGLangServer) -> None:
+    bench.send(Control(A, "x", "internal_state"))
+    (state,) = server.drain(0)
+    server.push_control_output(state, {"large": "x" * (1 << 16)})
+    (error,) = frames(bench)
+    assert (type(error), error.route, error.status) == (ErrorFrame, A, 500)
 
 
 def test_health_and_what_is_unknown_are_answered_at_once(bench: Bench, server: SGLangServer) -> None:
@@ -431,11 +453,28 @@ def test_a_scheduler_outlives_its_instance_and_serves_the_next(
         assert (type(abort).__name__, abort.rid) == ("AbortReq", name), "nobody waits for it"
         push(server, [name], [[1]])
         server.push_abort(abort, None)
-        server.wait_request(1)
         assert server.drain(0) == []
         assert server._port is None, "an instance that is being stopped is not attached to again"
+        assert (server._routes, server._names) == ({}, {})
+        stopping = [line for line in caplog.messages if "it is being stopped" in line]
+        assert len(stopping) == ("first", "next").index(rid) + 1, "said once each time"
         instance.remove()
         instance.close()
+
+
+def test_it_sleeps_at_its_port_and_without_one_until_it_looks_again(
+    bench: Bench, server: SGLangServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    with monkeypatch.context() as context:
+        context.setattr(SchedulerPort, "wait", lambda port, seconds: slept.append(seconds))
+        server.wait_request(20)
+    missing = launch(small_config("missing").instance, monkeypatch)
+    monkeypatch.setattr(sglang, "LOOK_EVERY_S", 0.5)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    missing.wait_request(100)
+    missing.wait_request(60_000)
+    assert slept == [0.02, 0.1, 0.5]
 
 
 def test_a_ring_that_stays_full_costs_the_requests_and_not_the_scheduler(
