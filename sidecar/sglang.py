@@ -6,7 +6,8 @@ puts this one there when OUTFEED_INSTANCE names an instance. The scheduler outli
 none it has no requests, and the next one of that name is attached to.
 
 A request is named `<route>:<rid>` at SGLang: it aborts whatever begins with the name it is given, and takes
-names that begin with a certain word for its health checks. No route with its colon begins another name.
+names that begin with a certain word for its health checks. No route with its colon begins another name, as a
+client's rid may, by which `Requests` goes.
 
 Must not know HTTP, nor import anything of SGLang before SGLang calls.
 """

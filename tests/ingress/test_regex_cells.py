@@ -120,6 +120,16 @@ def matched_after(walk: Walk, text: str) -> int | None:
     return next((at for at, ways in enumerate(walk.ways(kinds, len(kinds))) if ways is None), None)
 
 
+def followed(pattern: str) -> tuple[re.Pattern[str], Walk] | None:
+    """Return the engine's pattern and what follows texts through its cells; None where one cannot."""
+    if matches_amiss(pattern):
+        return None
+    try:
+        return re.compile(pattern), Walk(cells_of(pattern))
+    except (re.error, ValueError, Explosive, TooComplex, Beyond):
+        return None
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_where_a_text_is_followed_no_further_the_engine_has_matched(seed: int) -> None:
     draws = random.Random(seed)
@@ -128,13 +138,10 @@ def test_where_a_text_is_followed_no_further_the_engine_has_matched(seed: int) -
     for _ in range(1000):
         near = "".join(draws.choice(BESIDE) for _ in range(draws.randint(0, 3)))
         pattern = draws.choice(["%s%s", "%s(?:%s)"]) % ((patterns.draw(), near)[:: draws.choice((1, -1))])
-        if matches_amiss(pattern):
+        found = followed(pattern)
+        if found is None:
             continue
-        try:
-            regex = re.compile(pattern)
-            walk = Walk(cells_of(pattern))
-        except (re.error, ValueError, Explosive, TooComplex, Beyond):
-            continue
+        regex, walk = found
         if walk.cells.matches_nothing:
             continue
         for _ in range(6):
@@ -185,13 +192,10 @@ def test_nor_is_it_before_a_long_count_is_reached(seed: int) -> None:
     draws, matches = random.Random(seed), 0
     for _ in range(500):
         pattern = counted(draws, 2)
-        if matches_amiss(pattern):
+        found = followed(pattern)
+        if found is None:
             continue
-        try:
-            regex = re.compile(pattern)
-            walk = Walk(cells_of(pattern))
-        except (re.error, ValueError, Explosive, TooComplex, Beyond):
-            continue
+        regex, walk = found
         for _ in range(0 if walk.cells.matches_nothing else 5):
             word = "".join(draws.choice("aabb x\n") for _ in range(draws.randint(1, 3)))
             text = (word * 34)[: draws.choice((1, 2, 4, 8, 16, 34))]
